@@ -1,0 +1,3 @@
+from weighin.cli import main
+
+main()

@@ -1,0 +1,194 @@
+"""Arguments -> a plan; the only place that prints errors or exits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weighin import __version__
+from weighin.errors import BadInput, WeighinError
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class _Group(click.Group):
+    """Turns what weighin knows how to explain into a message and an exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except WeighinError as error:
+            if "--debug" in sys.argv:
+                raise
+            click.echo(f"weighin: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("weighin: interrupted", err=True)
+            sys.exit(130)
+
+
+@click.group(cls=_Group, context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="weighin")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """How should I run this language model? Every way, side by side, measured on this machine."""
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that reads a model."""
+    for option in (
+        click.option(
+            "--remote-code",
+            type=click.Choice(["refuse", "ignore", "trust"]),
+            default="refuse",
+            show_default=True,
+            help="If the model's files name code: refuse the model, use transformers' own class, or run it.",
+        ),
+        click.option("--allow-pickle", is_flag=True, help="Read pickled weights (.bin) too, by torch's weights_only."),
+        click.option("--threads", type=int, help="Threads of every engine.  [default: the cores allowed here]"),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.argument("model", required=False)
+@click.option(
+    "-c", "--contender", "contenders", multiple=True, metavar="CONTENDER", help="engine:precision@device; repeat it."
+)
+@click.option(
+    "--prompts", metavar="FILE", help="A prompt a line, or JSONL with 'prompt' or 'messages', and 'expected'."
+)
+@click.option(
+    "--template", default="auto", metavar="chat|raw|FILE", help="[default: the model's chat template, if it has one]"
+)
+@click.option("--system", metavar="TEXT", help="A system message before every prompt.")
+@click.option("--max-new-tokens", type=int, default=50, show_default=True, help="New tokens of a timed answer.")
+@click.option("--response-tokens", type=int, default=512, show_default=True, help="Cap of the answers that are shown.")
+@click.option("--prompt-tokens", default="512", show_default=True, metavar="N,N", help="Prompt lengths for prefill.")
+@click.option("--rounds", type=int, help="Exactly this many rounds.  [default: until precise, or the budget ends]")
+@click.option("--budget", default="10m", show_default=True, help="Time for everything after preparing: 90s, 10m, 1h.")
+@click.option("--reference", metavar="CONTENDER", help="What quality is judged against.  [default: fp32, if it fits]")
+@click.option("--limit", "limits", multiple=True, metavar="PHASE=TIME", help="Time limit of a phase, as in load=20m.")
+@click.option("--force", is_flag=True, help="Start contenders that are not expected to fit into memory.")
+@click.option("--out", metavar="DIR", help="The result folder.  [default: weighin-results/MODEL-TIME]")
+@click.option("--resume", "resumed", metavar="DIR", help="Finish the comparison in this folder.")
+@model_options
+def compare(model: str | None, resumed: str | None, out: str | None, **options: Any) -> None:
+    """Compare ways of running MODEL: a folder, a GGUF file, a Hub id, or demo-base."""
+    from rich.console import Console
+
+    from weighin import intake
+    from weighin.compare import check_new_folder, default_folder, exit_code, resume, start
+    from weighin.report import terminal
+
+    console = Console(stderr=False)
+    show = terminal.Progress(console)
+    if resumed is not None:
+        if model is not None:
+            raise BadInput("--resume takes its model and all else from the folder; leave MODEL out.")
+        folder = Path(resumed)
+        comparison = resume(folder, show)
+    else:
+        if model is None:
+            raise BadInput("Which model? Give a folder, a GGUF file, a Hub id, or demo-base.")
+        if out is not None:
+            check_new_folder(Path(out))
+        plan = intake.make_plan(_request(model, options), say=lambda text: console.print(text, markup=False))
+        folder = Path(out) if out else default_folder(plan)
+        comparison = start(plan, folder, show)
+    console.print(terminal.result(comparison))
+    console.print(f"The report: {folder / 'report.md'}", markup=False, soft_wrap=True)
+    sys.exit(exit_code(comparison))
+
+
+def _request(model: str, options: dict[str, Any]) -> Any:
+    from weighin import intake
+    from weighin.plan import parse_duration
+
+    options = dict(options)
+    limits = {}
+    for text in options.pop("limits"):
+        phase, equals, time = text.partition("=")
+        if not equals or not phase:
+            raise BadInput(f"--limit {text}: write it as PHASE=TIME, as in load=20m.")
+        limits[phase] = parse_duration(time)
+    return intake.Request(
+        model=model,
+        limits=limits,
+        budget_seconds=parse_duration(options.pop("budget")),
+        prompt_tokens=_lengths(options.pop("prompt_tokens")),
+        contenders=tuple(options.pop("contenders")),
+        **options,
+    )
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise BadInput(f"--prompt-tokens {text}: it takes whole numbers, as in 512,4096.") from None
+
+
+@main.command()
+@click.argument("model")
+@click.argument("prompt")
+@click.option("-c", "--contender", required=True, metavar="CONTENDER", help="engine:precision@device")
+@click.option(
+    "--template", default="auto", metavar="chat|raw|FILE", help="[default: the model's chat template, if it has one]"
+)
+@click.option("--system", metavar="TEXT", help="A system message before the prompt.")
+@click.option("--max-new-tokens", "response_tokens", type=int, default=512, show_default=True)
+@model_options
+def run(model: str, prompt: str, contender: str, **options: Any) -> None:
+    """Answer PROMPT once with one contender, streamed."""
+    from weighin import answer, intake
+
+    request = intake.Request(model=model, contenders=(contender,), prompts=[prompt], prompt_tokens=(), **options)
+    answer.stream(request, say=lambda text: click.echo(text, err=True), write=lambda text: click.echo(text, nl=False))
+
+
+@main.command()
+def machine() -> None:
+    """Show what this machine is and which engines are ready."""
+    from rich.console import Console
+
+    from weighin import cache, engines, environments
+    from weighin import machine as machine_module
+    from weighin.report import terminal
+
+    found = machine_module.look(cache.root())
+    ready = []
+    for engine in engines.everything().values():
+        if not engine.hidden:
+            missing = environments.missing(engine)
+            versions = ", ".join(f"{name} {version}" for name, version in environments.versions(engine).items())
+            ready.append((engine.name, f"not ready: no {', '.join(missing)}" if missing else f"ready: {versions}",
+                          f"install it with: {engine.install}" if missing else ""))  # fmt: skip
+    Console().print(terminal.machine_view(found, ready))
+
+
+@main.command()
+@click.argument("folder", metavar="DIR")
+@click.option(
+    "--format", "format_", type=click.Choice(["md", "csv", "json"]), help="Print this one instead of writing all."
+)
+def report(folder: str, format_: str | None) -> None:
+    """Rebuild the reports of a result folder from its journal alone."""
+    from weighin import report as reports
+    from weighin.compare import rebuild
+
+    comparison = rebuild(Path(folder))
+    if format_:
+        click.echo(reports.render(comparison, format_), nl=False)
+        return
+    reports.write(comparison, Path(folder))
+    click.echo(f"Wrote comparison.json, report.md and report.csv in {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""THE PIPELINE: plan -> rounds of workers -> comparison -> reports."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from weighin import cache, engines, environments, intake, measurements, prompts, report, runner, schedule
+from weighin.engines import Job
+from weighin.errors import BadInput, Interrupted, WeighinError
+from weighin.journal import Journal, read
+from weighin.measurements import Comparison
+from weighin.plan import Plan
+from weighin.schedule import State, Unit
+
+PLAN = "plan.json"
+LOCK = ".lock"
+WARM_SHARE = 0.5
+
+
+class Show(Protocol):
+    """What a person sees while it runs; called between jobs and on events, never while something is timed."""
+
+    def planned(self, plan: Plan, folder: Path) -> None: ...
+    def began(self, unit: Unit, state: State) -> None: ...
+    def event(self, unit: Unit, event: dict[str, Any], state: State) -> None: ...
+    def ended(self, unit: Unit, state: State) -> None: ...
+    def finished(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def planned(self, plan: Plan, folder: Path) -> None: ...
+    def began(self, unit: Unit, state: State) -> None: ...
+    def event(self, unit: Unit, event: dict[str, Any], state: State) -> None: ...
+    def ended(self, unit: Unit, state: State) -> None: ...
+    def finished(self) -> None: ...
+
+
+def compare(
+    model: str,
+    contenders: Sequence[str] = (),
+    prompts: str | Sequence[str | dict[str, Any]] | None = None,
+    *,
+    out: str | Path | None = None,
+    **options: Any,
+) -> Comparison:
+    """Compare ways of running a model; the Python form of `weighin compare`, with the same options."""
+    request = intake.Request(model=str(model), contenders=tuple(contenders), prompts=prompts, **options)
+    plan = intake.make_plan(request, say=print)
+    return start(plan, Path(out) if out else default_folder(plan), Silent())
+
+
+def start(plan: Plan, folder: Path, show: Show) -> Comparison:
+    """Carry out a plan in a new folder."""
+    with _claimed(folder, new=True):
+        report.write_file(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1))
+        return _carry_out(plan, folder, show)
+
+
+def resume(folder: Path, show: Show) -> Comparison:
+    """Finish what is missing in a folder; nothing that is complete runs twice."""
+    plan = load_plan(folder)
+    _check_unchanged(plan, folder)
+    with _claimed(folder, new=False):
+        return _carry_out(plan, folder, show)
+
+
+def rebuild(folder: Path) -> Comparison:
+    """The comparison of a folder, from its plan and journal alone."""
+    plan = load_plan(folder)
+    records = list(read(folder))
+    return measurements.fold(plan, records, complete=schedule.next_unit(plan, State(records)) is None)
+
+
+def _carry_out(plan: Plan, folder: Path, show: Show) -> Comparison:
+    journal = Journal(folder)
+    state = State(read(folder))
+    show.planned(plan, folder)
+    interrupted = False
+    try:
+        _warm_page_cache(plan)
+        while (unit := schedule.next_unit(plan, state)) is not None:
+            _do(unit, plan, folder, journal, state, show)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        show.finished()
+        journal.close()
+    comparison = rebuild(folder)
+    report.write(comparison, folder)
+    if interrupted:
+        raise Interrupted(f"Interrupted. What was measured is kept; finish it with: weighin compare --resume {folder}")
+    return comparison
+
+
+def _do(unit: Unit, plan: Plan, folder: Path, journal: Journal, state: State, show: Show) -> None:
+    """One unit: its job in a worker, every event of it on disk before the next, its texts decoded after it."""
+
+    calls: list[dict[str, Any]] = []
+
+    def record(event: dict[str, Any]) -> None:
+        entry = {"contender": unit.contender, "round": unit.round, "job": unit.job, **event}
+        journal.append(entry)
+        state.add(entry)
+        if event["event"] == "call":
+            calls.append(event)
+        show.event(unit, event, state)
+
+    if note := schedule.fewer_rounds(state, unit):
+        journal.append(note)
+        state.add(note)
+    record({"event": "started", "at": time.time()})
+    show.began(unit, state)
+    if unit.job == "prepare":
+        outcome = prepare(unit, plan, folder, state, record)
+    else:
+        outcome = work(unit, plan, folder, state, record)
+    if outcome.status == "ok":
+        _decode(unit, plan, calls, record)
+    record({"event": "ended", "at": time.time(), **msgspec.to_builtins(outcome)})
+    show.ended(unit, state)
+
+
+def work(unit: Unit, plan: Plan, folder: Path, state: State, record: Any, out: Path | None = None) -> runner.Outcome:
+    entry = plan.entry(unit.contender)
+    engine = engines.everything()[entry.contender.engine]
+    environment = environments.for_contender(engine, entry.contender)
+    if isinstance(environment, environments.Missing):
+        return runner.Outcome(
+            status="not_installed", phase="start", reason=environment.reason, remedy=environment.remedy, seconds=0.0
+        )
+    work = plan.workload
+    job = Job(
+        kind=unit.job,
+        round=unit.round,
+        contender=entry.name,
+        engine=entry.contender.engine,
+        precision=entry.contender.precision,
+        device=entry.contender.device,
+        options=entry.contender.options,
+        settings=entry.settings,
+        model_path=plan.model.path,
+        prepared=str(cache.prepared(plan.model.fingerprint, entry.recipe)) if entry.recipe else None,
+        out=str(out) if out else None,
+        threads=plan.machine.threads,
+        prompts=[r.ids for r in work.rendered],
+        lengths=work.lengths,
+        stop_ids=work.stop_ids,
+        max_new_tokens=work.max_new_tokens,
+        response_cap=work.response_cap,
+        repeats=schedule.repeats(state, unit),
+        remote_code=plan.remote_code,
+        allow_pickle=plan.allow_pickle,
+        spawned_at=0.0,
+    )
+    log = folder / "logs" / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', unit.contender)}.log"
+    return runner.run(job, environment, log, plan.limits, record)
+
+
+def prepare(unit: Unit, plan: Plan, folder: Path, state: State, record: Any) -> runner.Outcome:
+    """Prepare into the cache, unless it is there."""
+    recipe = plan.entry(unit.contender).recipe
+    assert recipe is not None
+    outcomes: list[runner.Outcome] = []
+
+    def build(out: Path) -> None:
+        outcomes.append(work(unit, plan, folder, state, record, out))
+        if outcomes[0].status != "ok":
+            raise WeighinError(outcomes[0].reason or "preparing failed")
+
+    try:
+        cache.make(cache.prepared(plan.model.fingerprint, recipe), build)
+    except WeighinError:
+        return outcomes[0]
+    return outcomes[0] if outcomes else runner.Outcome(status="ok", seconds=0.0)
+
+
+def _decode(unit: Unit, plan: Plan, calls: list[dict[str, Any]], record: Any) -> None:
+    """The texts of a job's answers: of its responses, and in round one of the very first call."""
+    wanted = {"responses": "response", "speed": "first"}.get(unit.job) if unit.round == 1 else None
+    mine = [call for call in calls if call["call"] == wanted]
+    if not mine:
+        return
+    stop = set(plan.workload.stop_ids)
+    answers = [_cut(call["ids"], stop) for call in mine]
+    texts = prompts.decode(plan.model.path, answers, plan.workload.thinking, plan.remote_code)
+    for call, text in zip(mine, texts, strict=True):
+        record({"event": "decoded", "prompt": call["prompt"], **text})
+
+
+def _cut(ids: list[int], stop: set[int]) -> list[int]:
+    """A forced answer goes on past its end; a reader wants it up to there."""
+    return next((ids[:i] for i, token in enumerate(ids) if token in stop), ids)
+
+
+def _warm_page_cache(plan: Plan) -> None:
+    """Read the weights once before anything is timed, so that warm loads are warm; not where they would not stay."""
+    from weighin.probes.disk import WEIGHTS
+
+    path = Path(plan.model.path)
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in WEIGHTS]
+    if sum(file.stat().st_size for file in files) > plan.machine.memory_available_bytes * WARM_SHARE:
+        return
+    buffer = bytearray(1 << 20)
+    for file in files:
+        with file.open("rb", buffering=0) as stream:
+            while stream.readinto(buffer):
+                pass
+
+
+def default_folder(plan: Plan) -> Path:
+    """weighin-results/MODEL-TIME under the current folder."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.name).strip("-.") or "model"
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("weighin-results") / f"{name}-{stamp}"
+
+
+def load_plan(folder: Path) -> Plan:
+    file = folder / PLAN
+    if not file.is_file():
+        raise BadInput(f"{folder} holds no comparison ({PLAN} is not there).")
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Plan)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"{file} cannot be read ({error}); was it made by another version of weighin?") from error
+
+
+@contextmanager
+def _claimed(folder: Path, *, new: bool) -> Iterator[None]:
+    """The folder is ours alone while we write into it."""
+    from filelock import FileLock, Timeout
+
+    check_folder(folder, new=new)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BadInput(f"{folder} is in use by another weighin; wait for it, or choose another --out.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)
+
+
+def check_new_folder(folder: Path) -> None:
+    """Refuse, before anything costly, a folder that a new comparison cannot have; leave no trace of the look."""
+    existed = folder.exists()
+    check_folder(folder, new=True)
+    if not existed:
+        folder.rmdir()
+
+
+def check_folder(folder: Path, *, new: bool) -> None:
+    """Make the folder if need be; refuse one that cannot be written or holds something else."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise BadInput(
+            f"The output folder {folder} cannot be written ({error.strerror}). Choose another --out."
+        ) from error
+    if new and (folder / PLAN).exists():
+        raise BadInput(
+            f"{folder} already holds a comparison. Finish it with --resume {folder}, or choose another --out."
+        )
+
+
+def _check_unchanged(plan: Plan, folder: Path) -> None:
+    """Figures of two different things must not end up in one table."""
+    from weighin import machine, model
+
+    now = model.inspect(
+        plan.model.source,
+        Path(plan.model.path),
+        remote_code="trust" if plan.remote_code else "ignore",
+        allow_pickle=plan.allow_pickle,
+    )
+    here = machine.look(cache.root(), measure=False)
+    differences = []
+    if now.fingerprint != plan.model.fingerprint:
+        differences.append(f"the model at {plan.model.path} has changed")
+    if here.key != plan.machine.key:
+        differences.append(f"the machine is another ({here.cpu}, {here.threads} threads)")
+    for entry in plan.runnable:
+        current = environments.versions(engines.everything()[entry.contender.engine])
+        for package in sorted(current.keys() | entry.versions.keys()):
+            before, after = entry.versions.get(package), current.get(package)
+            if before != after:
+                differences.append(f"{package} was {before or 'missing'} and is {after or 'missing'} now")
+    if differences:
+        raise BadInput(f"{folder} cannot be resumed: {'; '.join(dict.fromkeys(differences))}. Start a new comparison.")
+
+
+def exit_code(comparison: Comparison) -> int:
+    """0 every attempted contender ok, 1 none, 4 some. What the default set could not try does not count."""
+    counted = [c for c in comparison.contenders if c.named or c.status not in ("cannot_run", "not_installed")]
+    ok = sum(c.status == "ok" for c in counted)
+    if not counted or not ok:
+        return 1
+    return 0 if ok == len(counted) else 4
+
+
+class _CallableModule(types.ModuleType):
+    """`weighin.compare` is this module and the function in it: importing the one would hide the other."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Comparison:
+        return compare(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,205 @@
+"""HOW a model is run: one file per engine, found by listing this folder.
+
+An engine's file is read in two places: in weighin's own process, to say what it needs and what it would do, and in
+the worker, to do it. So the top of the file imports the standard library alone; packages are imported in methods.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import numpy
+
+    from weighin.machine import Machine
+    from weighin.model import Model
+    from weighin.plan import Contender
+
+OnToken = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a contender means on this machine, decided before it runs; the rows of the report that need no measuring."""
+
+    hardware: str
+    quantization: str
+    dtype: str
+    device_map: str
+    dependencies: tuple[str, ...]
+    details: dict[str, Any] = field(default_factory=dict)  # the engine's own; it reads them back in `load`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job for one contender: all that a worker is told."""
+
+    kind: str  # "prepare", "speed", "cold", "responses", "score" or "answer"
+    round: int
+    contender: str
+    engine: str
+    precision: str
+    device: str
+    options: dict[str, str]
+    settings: dict[str, Any]
+    model_path: str
+    prepared: str | None  # what `prepare` made, if it made anything
+    out: str | None  # where `prepare` may write
+    threads: int
+    prompts: list[list[int]]
+    lengths: dict[str, list[int]]  # prompt length -> ids of that length
+    stop_ids: list[int]
+    max_new_tokens: int
+    response_cap: int
+    repeats: int
+    remote_code: bool
+    allow_pickle: bool
+    spawned_at: float  # CLOCK_MONOTONIC, which all processes of a machine share
+
+
+class Engine(ABC):
+    """The contract. One instance lives in one worker and serves one contender.
+
+    Everything above `import_packages` is a class method that weighin's own process calls; it must be quick and must
+    import nothing heavy. Everything from there on runs in the worker.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    requirements: ClassVar[tuple[str, ...]] = ()
+    """Requirement specifiers the engine's interpreter must satisfy; `requirements_for` narrows them to a contender."""
+    install: ClassVar[str] = ""
+    """The line that installs what is missing."""
+    precisions: ClassVar[tuple[str, ...]] = ()
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    options: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Option name -> the values it takes; an empty tuple is a flag, ("*",) takes anything."""
+    hidden: ClassVar[bool] = False
+    """Not offered by default nor listed: only for those who name it."""
+
+    @classmethod
+    @abstractmethod
+    def contenders(cls, machine: Machine, model: Model) -> list[str]:
+        """The contenders that make sense for this model here, and those whose row should say why they cannot run."""
+
+    @classmethod
+    def requirements_for(cls, contender: Contender) -> tuple[str, ...]:
+        """The part of `requirements` that this contender needs."""
+        return cls.requirements
+
+    @classmethod
+    def cannot_run(cls, contender: Contender, machine: Machine, model: Model) -> str | None:
+        """Why this contender cannot run here, as a sentence with a remedy; None if nothing speaks against it."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def settings(cls, contender: Contender, machine: Machine, model: Model) -> Settings:
+        """What the contender means here. Decided once; `load`, the report and the snippet all use this answer."""
+
+    @classmethod
+    @abstractmethod
+    def weight_bytes(cls, contender: Contender, model: Model) -> int:
+        """Bytes of weights in memory once loaded, from the headers."""
+
+    @classmethod
+    def recipe(cls, contender: Contender, model: Model) -> str | None:
+        """The name of what `prepare` makes, in the cache's key; None if nothing needs preparing.
+
+        Contenders with the same recipe share what was prepared.
+        """
+        return None
+
+    @classmethod
+    @abstractmethod
+    def snippet(
+        cls, contender: Contender, settings: Settings, path: str, prompt: SnippetPrompt, cap: int, stop_ids: list[int]
+    ) -> str:
+        """The 10 to 20 lines a person would paste to get the same answer, without weighin."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def clock(self) -> float:
+        """Seconds. Every time in the worker is read here, so that a scripted engine can have a time of its own."""
+        return time.perf_counter()
+
+    virtual: ClassVar[bool] = False
+    """True if `clock` is not the world's: durations then come from it, also in weighin's own process."""
+
+    def prepare(self, out: str) -> None:
+        """Convert, quantize, fill caches, into the empty folder `out`. Never called without a recipe."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def import_packages(self) -> None:
+        """Import what the engine needs, and nothing else: this is timed as `import_seconds`."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """After this the next call can be `generate`. Work that the first call would do lazily is left to it."""
+
+    @abstractmethod
+    def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
+        """Greedy, batch 1, from an empty KV cache. Gives back the new ids, a stop id included if it ended there.
+
+        `on_token` is called once per new id, as soon as it is on the host. Empty `stop_ids` forces `n` new ids.
+        """
+
+    def score(self, ids: Sequence[int]) -> Iterator[tuple[int, numpy.ndarray[Any, Any]]]:
+        """Yield (start, float32 logits[≤128, V]); row i predicts id start+i+1."""
+        raise NotImplementedError
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """The engine's own ids of a text, None if it has no tokenizer of its own."""
+        return None
+
+    def effective(self) -> dict[str, Any]:
+        """After `load`: what was really used (dtype, attention, KV cache, threads, device map)."""
+        return {}
+
+    def loaded_bytes(self) -> int | None:
+        """Bytes of the weights as they lie in memory, None if the engine does not say."""
+        return None
+
+    def device_memory(self) -> dict[str, int]:
+        """Peak bytes on the device since the start: any of allocated, reserved, driver. Empty without a device."""
+        return {}
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether this error of the engine means that memory ran out."""
+        return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to close
+        """Give back what outlives the process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnippetPrompt:
+    """The prompt of a snippet, as a person would write it: messages for a chat template, or plain text."""
+
+    messages: list[dict[str, str]] | None
+    text: str
+    template_file: bool = False  # `text` was rendered by a template of the user's
+
+
+def modules() -> list[str]:
+    """The module names of this folder's engines."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+
+
+def of_module(module: str) -> type[Engine]:
+    """The engine that a file of this folder defines."""
+    engine: type[Engine] = importlib.import_module(f"{__name__}.{module}").ENGINE
+    return engine
+
+
+def everything() -> dict[str, type[Engine]]:
+    """Every engine by its name."""
+    return {engine.name: engine for engine in map(of_module, modules())}

@@ -1,0 +1,158 @@
+"""A full engine with scripted times in virtual time and scripted outputs, so that the whole program runs in seconds.
+
+`fake:fp32@cpu+script=bimodal` and so on. It is never offered by default and never stands in for another engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from weighin.engines import Engine, Job, OnToken, Settings, SnippetPrompt
+
+if TYPE_CHECKING:
+    from weighin.machine import Machine
+    from weighin.model import Model
+    from weighin.plan import Contender
+
+TOKEN_SECONDS = {"fp32": 0.05, "bf16": 0.03, "nf4": 0.025, "int8": 0.04}
+BYTES = {"fp32": 4.0, "bf16": 2.0, "nf4": 0.5625, "int8": 1.0}
+SCRIPTS = ("constant", "slow-first", "bimodal", "drifting", "heavy-tailed", "noisy")
+FAILURES = ("error", "oom", "segv", "kill", "hang", "silent")
+
+
+class FakeEngine(Engine):
+    name = "fake"
+    title = "scripted times, for tests"
+    precisions = tuple(TOKEN_SECONDS)
+    devices = ("cpu", "cuda")
+    options = {  # noqa: RUF012 - a ClassVar of the contract
+        "script": SCRIPTS,
+        "token": ("*",),  # seconds per token
+        "load": ("*",),  # seconds to load
+        "spread": ("*",),  # between processes, as the sigma of a log-normal factor
+        "seed": ("*",),
+        "fail": ("*",),  # PHASE.KIND[.ROUND], e.g. load.oom
+        "says": ("*",),  # ids it answers, dot-separated; then it repeats the last
+        "real": (),  # really sleep
+        "missing": (),  # pretend not to be installed
+    }
+    hidden = True
+    virtual = True
+
+    @classmethod
+    def contenders(cls, machine: Machine, model: Model) -> list[str]:
+        return []
+
+    @classmethod
+    def requirements_for(cls, contender: Contender) -> tuple[str, ...]:
+        return ("weighin-fake-engine-that-nobody-has",) if "missing" in contender.options else ()
+
+    @classmethod
+    def cannot_run(cls, contender: Contender, machine: Machine, model: Model) -> str | None:
+        return "no CUDA GPU here" if contender.device == "cuda" and not machine.gpus else None
+
+    @classmethod
+    def settings(cls, contender: Contender, machine: Machine, model: Model) -> Settings:
+        return Settings(
+            hardware="CPU only" if contender.device == "cpu" else "NVIDIA GPU with CUDA",
+            quantization="none" if contender.precision in ("fp32", "bf16") else contender.precision,
+            dtype=contender.precision,
+            device_map=contender.device,
+            dependencies=(),
+        )
+
+    @classmethod
+    def weight_bytes(cls, contender: Contender, model: Model) -> int:
+        return int(model.parameters * BYTES[contender.precision])
+
+    @classmethod
+    def snippet(
+        cls, contender: Contender, settings: Settings, path: str, prompt: SnippetPrompt, cap: int, stop_ids: list[int]
+    ) -> str:
+        return f"print('scripted: {contender}')\n"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.virtual_now = job.spawned_at
+        options = job.options
+        self.real = "real" in options
+        self.script = options.get("script", "constant")
+        self.token_seconds = float(options.get("token") or TOKEN_SECONDS[job.precision])
+        self.load_seconds = float(options.get("load") or 1.0)
+        phase, _, rest = options.get("fail", "").partition(".")
+        kind, _, which_round = rest.partition(".")
+        self.failure = (phase, kind) if phase and which_round in ("", str(job.round)) else ("", "")
+        # Every process draws anew, and the same process draws the same again.
+        seed = f"{options.get('seed', '0')}|{job.contender}|{job.round}|{job.kind}"
+        self.random = random.Random(hashlib.sha256(seed.encode()).digest())
+        spread = float(options.get("spread") or 0.0)
+        self.factor = self.random.lognormvariate(0.0, spread) if spread else 1.0
+        if self.script == "bimodal":
+            self.factor *= 2.0 if job.round % 2 == 0 else 1.0
+        if self.script == "drifting":
+            self.factor *= 1.0 + 0.1 * (job.round - 1)
+        self.calls = 0
+
+    def clock(self) -> float:
+        return self.virtual_now
+
+    def import_packages(self) -> None:
+        self._fail("import")
+        self._pass(0.5)
+
+    def load(self) -> None:
+        self._fail("load")
+        self._pass(self.load_seconds)
+
+    def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
+        self.calls += 1
+        said = [int(i) for i in self.job.options.get("says", "").split(".") if i] or list(ids)
+        new: list[int] = []
+        self._pass(0.001 * len(ids) * self.factor)
+        for i in range(n):
+            self._fail(f"token{i + 1}")
+            slow = 5.0 if self.script == "slow-first" and self.calls == 1 else 1.0
+            tail = self.random.paretovariate(1.5) if self.script == "heavy-tailed" else 1.0
+            noise = self.random.lognormvariate(0.0, 0.1) if self.script == "noisy" else 1.0
+            self._pass(self.token_seconds * self.factor * slow * tail * noise)
+            new.append(said[min(i, len(said) - 1)])
+            on_token(new[-1])
+            if new[-1] in stop_ids:
+                break
+        return new
+
+    def loaded_bytes(self) -> int | None:
+        return None
+
+    def effective(self) -> dict[str, Any]:
+        return {"dtype": self.job.precision, "threads": self.job.threads, "devices": [self.job.device]}
+
+    def _pass(self, seconds: float) -> None:
+        self.virtual_now += seconds
+        if self.real:
+            time.sleep(seconds)
+
+    def _fail(self, phase: str) -> None:
+        if self.failure[0] != phase:
+            return
+        kind = self.failure[1]
+        if kind == "oom":
+            raise MemoryError(f"scripted: out of memory at {phase}")
+        if kind == "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "silent":
+            os._exit(0)
+        if kind == "hang":
+            time.sleep(3600)
+        raise RuntimeError(f"scripted: failed at {phase}")
+
+
+ENGINE = FakeEngine

@@ -1,0 +1,272 @@
+"""What the user asked for becomes a Plan: find the model, look at the machine, choose contenders, make the ids.
+
+Everything that can be wrong with the input is found here, before a folder is made or a worker starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weighin import __version__, cache, demo, engines, environments, hub, machine, model, prompts
+from weighin.engines import Settings, SnippetPrompt
+from weighin.errors import BadInput, WeighinError
+from weighin.machine import Machine
+from weighin.model import Model
+from weighin.plan import Contender, Entry, Plan, Prompt, Rendered, Workload
+from weighin.probes.speed import LENGTH_TOKENS
+from weighin.runner import DEFAULT_LIMITS, worker_environment
+
+Say = Callable[[str], None]
+DEMOS = ("demo", "demo-base")
+MEMORY_MARGIN = 0.95  # of what is free: a process needs a little more than its weights
+HEADROOM_BYTES = 400e6  # interpreter and libraries
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The words of `weighin compare`, not yet looked at."""
+
+    model: str
+    contenders: tuple[str, ...] = ()
+    prompts: str | Sequence[str | dict[str, Any]] | None = None
+    template: str = "auto"
+    system: str | None = None
+    max_new_tokens: int = 50
+    response_tokens: int = 512
+    prompt_tokens: tuple[int, ...] = (512,)
+    rounds: int | None = None
+    budget_seconds: float = 600.0
+    reference: str | None = None
+    limits: dict[str, float] = {}
+    threads: int | None = None
+    remote_code: str = "refuse"
+    allow_pickle: bool = False
+    force: bool = False
+
+
+def make_plan(request: Request, say: Say) -> Plan:
+    """Check everything, in the order of what it costs."""
+    _check_numbers(request)
+    named = [Contender.parse(text) for text in dict.fromkeys(request.contenders)]
+    reference = Contender.parse(request.reference) if request.reference else None
+    asked = _prompts(request)
+    here = machine.look(cache.root())
+    if request.threads:
+        here = msgspec.structs.replace(here, threads=request.threads)
+    it = find_model(request.model, request.remote_code, request.allow_pickle, say)
+    workload = _workload(request, it, asked)
+    contenders = named or _default_contenders(here, it)
+    if reference and reference not in contenders:
+        contenders = [*contenders, reference]
+    entries = [_entry(c, c in named, here, it, workload, request.force) for c in contenders]
+    chosen, note = _reference(entries, reference, it)
+    return Plan(
+        weighin_version=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        model=it,
+        machine=here,
+        entries=entries,
+        workload=workload,
+        reference=chosen,
+        reference_note=note,
+        rounds=request.rounds,
+        budget_seconds=request.budget_seconds,
+        limits={**DEFAULT_LIMITS, **request.limits},
+        remote_code=request.remote_code == "trust",
+        allow_pickle=request.allow_pickle,
+    )
+
+
+def find_model(source: str, remote_code: str, allow_pickle: bool, say: Say) -> Model:
+    """A folder, a GGUF file, a Hub id or the demo, as a Model with its files here."""
+    if source in DEMOS and not Path(source).exists():
+        return _demo(source, say)
+    path = Path(source).expanduser()
+    if path.exists() or not hub.is_hub_id(source):
+        return model.inspect(source, path, remote_code=remote_code, allow_pickle=allow_pickle)
+    folder = hub.resolve(source, allow_pickle=allow_pickle, before=lambda d: say(_download_size(d)))
+    return model.inspect(source, folder, remote_code=remote_code, allow_pickle=allow_pickle)
+
+
+def _download_size(download: hub.Download) -> str:
+    return f"downloading {download.repo}: {download.bytes / 1e9:.2f} GB in {len(download.files)} files"
+
+
+def _demo(source: str, say: Say) -> Model:
+    file = demo.gguf_file(cache.root(), say)
+    raw = model.inspect(source, file)
+    folder = cache.prepared(raw.fingerprint, "safetensors-fp32")
+
+    def build(out: Path) -> None:
+        say("unpacking the demo model into a safetensors folder (about half a minute, once)")
+        done = subprocess.run(
+            [sys.executable, "-m", "weighin.unpack", str(file), str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=worker_environment(1),
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise WeighinError(f"The demo model could not be unpacked: {last}")
+
+    cache.make(folder, build)
+    found = model.inspect(source, folder, notes=(demo.NOTE,))
+    return msgspec.structs.replace(found, name=demo.NAME)
+
+
+def _check_numbers(request: Request) -> None:
+    for words, value in (
+        ("--max-new-tokens", request.max_new_tokens),
+        ("--response-tokens", request.response_tokens),
+        ("--rounds", request.rounds),
+        ("--threads", request.threads),
+        *(("--prompt-tokens", length) for length in request.prompt_tokens),
+    ):
+        if value is not None and value < 1:
+            raise BadInput(f"{words} {value}: it takes a whole number of at least 1.")
+    if request.max_new_tokens < 2:
+        raise BadInput("--max-new-tokens 1: a decode speed needs at least 2 new tokens.")
+    if request.remote_code not in ("refuse", "ignore", "trust"):
+        raise BadInput(f"--remote-code takes refuse, ignore or trust, not '{request.remote_code}'.")
+
+
+def _prompts(request: Request) -> list[dict[str, Any]]:
+    given = request.prompts
+    if given is None:
+        return [{"text": text} for text in prompts.BUILT_IN]
+    if isinstance(given, str):
+        return prompts.read_prompts(Path(given))
+    listed = [p if isinstance(p, dict) else {"text": p} for p in given]
+    if not listed or any(not (p.get("text") or "").strip() and not p.get("messages") for p in listed):
+        raise BadInput("prompts is empty, or one of them is.")
+    return listed
+
+
+def _workload(request: Request, it: Model, asked: list[dict[str, Any]]) -> Workload:
+    limit = it.shape.max_positions
+    default = request.prompt_tokens == Request.__struct_defaults__[_default_index("prompt_tokens")]
+    fits = [n for n in request.prompt_tokens if limit is None or n + LENGTH_TOKENS <= limit]
+    if len(fits) < len(request.prompt_tokens) and not default:
+        raise BadInput(f"--prompt-tokens {max(request.prompt_tokens)}: the model reads at most {limit} tokens.")
+    answer = prompts.render(
+        it.path,
+        asked,
+        template=request.template,
+        system=request.system,
+        lengths=list(fits),
+        vocabulary=it.shape.vocabulary,
+        remote_code=request.remote_code == "trust",
+    )
+    longest = max(len(r["ids"]) for r in answer["rendered"])
+    if limit is not None and longest + request.max_new_tokens > limit:
+        raise BadInput(
+            f"The longest prompt has {longest} tokens; with {request.max_new_tokens} new ones that is more than the "
+            f"{limit} the model reads. Shorten it, or lower --max-new-tokens."
+        )
+    cap = request.response_tokens if limit is None else min(request.response_tokens, limit - longest)
+    return Workload(
+        prompts=[Prompt(**{k: p.get(k) for k in ("text", "messages", "expected")}) for p in asked],
+        rendered=[Rendered(**r) for r in answer["rendered"]],
+        lengths=answer["lengths"],
+        template=answer["template"],
+        template_note=answer["template_note"],
+        system=request.system,
+        stop_ids=list(dict.fromkeys([*it.eos_ids, *answer["eos_ids"]])),
+        thinking=answer["thinking"],
+        max_new_tokens=request.max_new_tokens,
+        response_cap=cap,
+    )
+
+
+def _default_index(name: str) -> int:
+    fields = Request.__struct_fields__
+    return fields.index(name) - (len(fields) - len(Request.__struct_defaults__))
+
+
+def _default_contenders(here: Machine, it: Model) -> list[Contender]:
+    names = [name for engine in engines.everything().values() for name in engine.contenders(here, it)]
+    return [Contender.parse(name) for name in names]
+
+
+def _entry(contender: Contender, named: bool, here: Machine, it: Model, workload: Workload, force: bool) -> Entry:
+    engine = engines.everything()[contender.engine]
+    settings = engine.settings(contender, here, it)
+    recipe = engine.recipe(contender, it)
+    weight_bytes = engine.weight_bytes(contender, it)
+    entry = Entry(
+        contender=contender,
+        named=named,
+        settings=dataclasses.asdict(settings),
+        weight_bytes=weight_bytes,
+        recipe=recipe,
+        snippet=_snippet(engine, contender, settings, it, recipe, workload),
+        versions=environments.versions(engine),
+    )
+    if reason := engine.cannot_run(contender, here, it):
+        return msgspec.structs.replace(entry, status="cannot_run", reason=reason)
+    environment = environments.for_contender(engine, contender)
+    if isinstance(environment, environments.Missing):
+        return msgspec.structs.replace(
+            entry, status="not_installed", reason=environment.reason, remedy=environment.remedy
+        )
+    if not force and (reason := _does_not_fit(contender, weight_bytes, here)):
+        remedy = "choose a smaller precision, free memory, or try it all the same with --force"
+        return msgspec.structs.replace(entry, status="cannot_run", reason=reason, remedy=remedy)
+    return msgspec.structs.replace(entry, python=environment.python)
+
+
+def _does_not_fit(contender: Contender, weight_bytes: int, here: Machine) -> str | None:
+    """Weights against what is free now. (A full prediction, with speed, is another matter.)"""
+    if contender.device in ("cuda", "mps", "auto"):
+        if contender.device != "cuda" or not here.gpus:
+            return None
+        free, where = max(gpu.memory_free_bytes for gpu in here.gpus), "free on the GPU"
+    else:
+        free, where = here.memory_available_bytes, "of memory free"
+    needed = weight_bytes + HEADROOM_BYTES
+    if needed <= free * MEMORY_MARGIN:
+        return None
+    return f"its weights need {weight_bytes / 1e9:.1f} GB, there are {free / 1e9:.1f} GB {where}"
+
+
+def _snippet(
+    engine: type[engines.Engine],
+    contender: Contender,
+    settings: Settings,
+    it: Model,
+    recipe: str | None,
+    workload: Workload,
+) -> str:
+    path = str(cache.prepared(it.fingerprint, recipe)) if recipe else it.path
+    first = workload.prompts[0]
+    as_chat = workload.template == "chat"
+    prompt = SnippetPrompt(
+        messages=prompts.conversation(msgspec.to_builtins(first), workload.system) if as_chat else None,
+        text=workload.rendered[0].text,
+        template_file=workload.template == "file",
+    )
+    return engine.snippet(contender, settings, path, prompt, workload.response_cap, workload.stop_ids)
+
+
+def _reference(entries: list[Entry], named: Contender | None, it: Model) -> tuple[str | None, str]:
+    """The contender that quality is measured against: the named one, else fp32, else the checkpoint's own dtype."""
+    runnable = [e for e in entries if e.status == "ok"]
+    if named is not None:
+        return str(named), "as asked"
+    for precision, note in (
+        ("fp32", "full precision in 32 bits"),
+        (it.dtype, f"the checkpoint's own precision, {it.dtype}"),
+        ("own", f"the checkpoint as it is ({it.quantization})"),
+    ):
+        for entry in runnable:
+            if entry.contender.precision == precision:
+                return entry.name, note
+    return None, "no contender here runs in full precision"

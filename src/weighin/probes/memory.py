@@ -1,0 +1,97 @@
+"""Memory: the kernel's own high-water mark of the process, and the device's.
+
+Sampling misses short peaks; VmHWM cannot. (ru_maxrss would inherit the peak of whoever started the process.)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from weighin.probes import Measure, Probe, Session
+
+
+class MemoryProbe(Probe):
+    jobs = ("speed",)
+    measures = {  # noqa: RUF012 - a ClassVar of the contract
+        "peak_ram_bytes": Measure("peak RAM", "B", "lower"),
+        "peak_ram_anonymous_bytes": Measure("peak RAM that is not mapped files, sampled at phase ends", "B", "lower"),
+        "peak_vram_bytes": Measure("peak VRAM, reserved by the engine", "B", "lower"),
+        "peak_vram_allocated_bytes": Measure("peak VRAM, in tensors", "B", "lower"),
+        "peak_vram_driver_bytes": Measure("VRAM of the process by the driver, at its end", "B", "lower"),
+    }
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.anonymous: list[int] = []
+
+    def phase_ended(self, phase: str) -> None:
+        status = _status()
+        if "RssAnon" in status:
+            self.anonymous.append(status["RssAnon"])
+        self.session.emit({"event": "memory", "phase": phase, **status, **self.session.engine.device_memory()})
+
+    def finish(self) -> None:
+        session = self.session
+        peak = _status().get("VmHWM") or _peak_without_proc()
+        session.sample("peak_ram_bytes", peak)
+        if self.anonymous:
+            session.sample("peak_ram_anonymous_bytes", float(max(self.anonymous)))
+        else:
+            session.unknown("peak_ram_anonymous_bytes", "this system does not tell anonymous memory from mapped files")
+        device = session.engine.device_memory()
+        if not device:
+            for key in ("peak_vram_bytes", "peak_vram_allocated_bytes", "peak_vram_driver_bytes"):
+                session.unknown(key, "it uses no GPU")
+            return
+        session.sample("peak_vram_bytes", float(device["reserved"]))
+        session.sample("peak_vram_allocated_bytes", float(device["allocated"]))
+        driver, reason = _driver_bytes()
+        if driver is None:
+            session.unknown("peak_vram_driver_bytes", reason)
+        else:
+            session.sample("peak_vram_driver_bytes", float(driver))
+
+
+def _status() -> dict[str, int]:
+    """Bytes of VmHWM, VmRSS, RssAnon and RssFile of this process, where the system tells."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.partition(":") for line in lines)
+    return {
+        key: int(value.split()[0]) * 1024
+        for key, _, value in fields
+        if key in ("VmHWM", "VmRSS", "RssAnon", "RssFile") and value.split()
+    }
+
+
+def _peak_without_proc() -> float | None:
+    """macOS has no /proc; its ru_maxrss is in bytes and belongs to the process alone."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def _driver_bytes() -> tuple[int | None, str]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        found = [
+            process.usedGpuMemory
+            for index in range(pynvml.nvmlDeviceGetCount())
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(index))
+            if process.pid == os.getpid()
+        ]
+    except Exception as error:  # NVML fails in many ways: not installed, not permitted, another version
+        return None, f"NVML does not say ({type(error).__name__}: {error})"
+    if not found or any(value is None for value in found):
+        return None, "NVML does not list this process (as in many containers)"
+    return sum(found), ""
+
+
+PROBE = MemoryProbe

@@ -1,0 +1,306 @@
+"""The rows of the document and how a figure is written. Every report takes its words and numbers from here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from weighin.measurements import Comparison, ContenderResult, Measurement
+
+NOTHING = "—"
+FRACTIONS = (
+    (1 / 8, "about an eighth"),
+    (1 / 6, "about a sixth"),
+    (1 / 5, "about a fifth"),
+    (1 / 4, "about a quarter"),
+    (1 / 3, "about a third"),
+    (1 / 2, "about half"),
+    (2 / 3, "about two thirds"),
+    (3 / 4, "about three quarters"),
+    (1.0, "the same"),
+)
+NEAR = 0.08
+
+Cell = Callable[[Comparison, ContenderResult], str]
+
+
+class Row(NamedTuple):
+    """A row of the document: its title, and what it says of a contender."""
+
+    title: str
+    cell: Cell
+
+
+# ---- how a figure is written
+
+
+def number(value: float) -> str:
+    """Three significant digits, never in powers of ten."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 6)}f}" if digits else f"{value:,.0f}"
+
+
+def scale(value: float, unit: str) -> tuple[float, str]:
+    """The factor and the name of the unit that a person would use for this size."""
+    if unit == "s":
+        if value < 1e-3:
+            return 1e6, "µs"
+        if value < 1:
+            return 1e3, "ms"
+        return (1.0, "s") if value < 300 else (1 / 60, "min")
+    if unit in ("B", "B/token"):
+        for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+            if value >= size:
+                return 1 / size, name + unit[1:]
+    return 1.0, unit
+
+
+def figure(found: Measurement | None, *, interval: bool = True) -> str:
+    """A measurement as text: its value with the bounds behind it."""
+    if found is None or found.value is None:
+        return NOTHING
+    factor, unit = scale(found.value, found.unit)
+    text = f"{number(found.value * factor)} {unit}"
+    if not interval or found.low is None or found.high is None or len({s.round for s in found.samples}) < 2:
+        return text
+    low, high = number(found.low * factor), number(found.high * factor)
+    return text if low == high else f"{text} ({low}–{high})"
+
+
+def share(ratio: float) -> str:
+    """A ratio in words where a simple fraction is near, else as a factor."""
+    near = min(FRACTIONS, key=lambda entry: abs(math.log(ratio / entry[0])))
+    if abs(ratio / near[0] - 1) <= NEAR:
+        return near[1]
+    return f"{number(ratio)} times"
+
+
+def against(comparison: Comparison, result: ContenderResult, key: str) -> str:
+    """How a figure stands to the reference's: lower, higher or no difference shown, with the paired ratio."""
+    if comparison.reference in (None, result.name):
+        return ""
+    ratio = comparison.ratio(key, result.name, str(comparison.reference))
+    if ratio is None:
+        return ""
+    if ratio.low <= 1 <= ratio.high:
+        return "no difference shown to the reference"
+    word = "lower" if ratio.value < 1 else "higher"
+    bounds = f" ({number(ratio.low)}–{number(ratio.high)})" if ratio.processes > 1 else ""
+    return f"{word}: {number(ratio.value)} times the reference's{bounds}"
+
+
+def lines(*parts: str) -> str:
+    """The parts that say something, one a line."""
+    return "\n".join(part for part in parts if part)
+
+
+# ---- the rows
+
+
+def through(cell: Cell) -> Cell:
+    """A row that only a contender with figures can fill; the others say why not."""
+
+    def wrapped(comparison: Comparison, result: ContenderResult) -> str:
+        return cell(comparison, result) if result.rounds else NOTHING
+
+    return wrapped
+
+
+def _setting(name: str) -> Cell:
+    return lambda _, result: str(result.settings.get(name) or NOTHING)
+
+
+def _status(_: Comparison, result: ContenderResult) -> str:
+    if result.status == "ok":
+        return "ok"
+    where = f" ({result.phase})" if result.phase not in (None, "plan") else ""
+    return lines(f"{result.status}{where}", result.reason or "", f"→ {result.remedy}" if result.remedy else "")
+
+
+def _size(comparison: Comparison, result: ContenderResult) -> str:
+    loaded = result.measurements.get("loaded_bytes")
+    value = result.value("loaded_bytes")
+    planned = f"{number(result.weight_bytes / scale_bytes(result.weight_bytes))} expected from the headers"
+    parts = [f"{figure(loaded)} of weights in memory" if value else planned]
+    reference = comparison.contender(comparison.reference).value("loaded_bytes") if comparison.reference else None
+    if value and reference and comparison.reference != result.name:
+        word = share(value / reference)
+        parts.append(f"{word} of the reference's" if word != "the same" else "the same as the reference")
+    elif comparison.reference == result.name:
+        parts.append("full")
+    disk = result.measurements.get("disk_bytes")
+    if disk and disk.value:
+        parts.append(f"{figure(disk)} on disk")
+    return lines(*parts)
+
+
+def scale_bytes(value: float) -> float:
+    return 1 / scale(value, "B")[0]
+
+
+def _startup(_: Comparison, result: ContenderResult) -> str:
+    of = result.measurements
+    prepared = f"prepare {figure_seconds(result.prepare_seconds)}, once" if result.prepare_seconds else ""
+    return lines(
+        f"load {figure(of['load_seconds'])} warm" if of["load_seconds"].value is not None else "load (warm) unknown",
+        f"load {figure(of['load_cold_seconds'])} cold" if of["load_cold_seconds"].value is not None else "",
+        f"import {figure(of['import_seconds'])}",
+        f"first token {figure(of['ready_seconds'])} after the start",
+        prepared,
+    )
+
+
+def figure_seconds(seconds: float) -> str:
+    factor, unit = scale(seconds, "s")
+    return f"{number(seconds * factor)} {unit}"
+
+
+def _inference(comparison: Comparison, result: ContenderResult) -> str:
+    of = result.measurements
+    long = [key for key in of if key.startswith("prefill_tokens_per_second@")]
+    return lines(
+        f"first answer {figure(of['first_answer_seconds'])}",
+        f"then {figure(of['answer_seconds'])}",
+        f"first token {figure(of['first_token_seconds'])}",
+        f"decode {figure(of['decode_tokens_per_second'])}",
+        against(comparison, result, "decode_tokens_per_second"),
+        *(f"prefill {figure(of[key])} at {key.partition('@')[2]} prompt tokens" for key in long),
+    )
+
+
+def _ram(comparison: Comparison, result: ContenderResult) -> str:
+    of = result.measurements
+    return lines(
+        f"peak {figure(of['peak_ram_bytes'])}",
+        f"{figure(of['peak_ram_anonymous_bytes'])} of it not mapped files"
+        if of["peak_ram_anonymous_bytes"].value is not None
+        else "",
+        against(comparison, result, "peak_ram_bytes"),
+    )
+
+
+def _vram(_: Comparison, result: ContenderResult) -> str:
+    of = result.measurements
+    if of["peak_vram_bytes"].value is None:
+        return "none" if of["peak_vram_bytes"].reason == "it uses no GPU" else NOTHING
+    driver = of["peak_vram_driver_bytes"]
+    return lines(
+        f"peak {figure(of['peak_vram_bytes'])} reserved",
+        f"{figure(of['peak_vram_allocated_bytes'])} in tensors",
+        f"{figure(driver)} by the driver" if driver.value is not None else f"by the driver: unknown, {driver.reason}",
+    )
+
+
+def _responses(comparison: Comparison, result: ContenderResult) -> str:
+    if not result.responses:
+        return NOTHING
+    first = result.responses[0]
+    text = " ".join(first.text.split())
+    shown = text if len(text) <= 120 else text[:117] + "…"
+    return lines(f"“{shown}”", f"{len(first.ids)} tokens, {first.finish}; all answers below")
+
+
+def _quality(comparison: Comparison, result: ContenderResult) -> str:
+    if result.name == comparison.reference:
+        return f"the reference: {comparison.reference_note}"
+    if comparison.reference is None:
+        return f"unknown: {comparison.reference_note}"
+    theirs = {r.prompt: r for r in comparison.contender(comparison.reference).responses}
+    pairs = [(r, theirs[r.prompt]) for r in result.responses if r.prompt in theirs]
+    if not pairs:
+        return "unknown: there are no answers to compare"
+    same = sum(mine.ids == other.ids for mine, other in pairs)
+    firsts = [first_difference(mine.ids, other.ids) for mine, other in pairs if mine.ids != other.ids]
+    where = f"first difference at token {', '.join(map(str, firsts))}" if firsts else ""
+    return lines(
+        f"the reference's very answer on {same} of {len(pairs)} prompts",
+        where,
+        "divergence from the reference: not measured",
+    )
+
+
+def first_difference(mine: list[int], other: list[int]) -> int:
+    """The number (from 1) of the first token in which two answers differ."""
+    return next(
+        (i + 1 for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)) + 1
+    )
+
+
+def _best_for(comparison: Comparison, result: ContenderResult) -> str:
+    if result.status != "ok":
+        return NOTHING
+    return ", ".join(comparison.verdict.best_for.get(result.name, [])) or "nothing sets it apart here"
+
+
+def _dependencies(_: Comparison, result: ContenderResult) -> str:
+    known = [f"{name} {version}" for name, version in result.dependencies.items()]
+    missing = [name for name in result.settings.get("dependencies", []) if name not in result.dependencies]
+    return ", ".join([*known, *missing]) or NOTHING
+
+
+def document(comparison: Comparison) -> list[Row]:
+    """The rows of the document, in its order."""
+    return [
+        Row("Status", _status),
+        Row("Code snippet", lambda _, result: "below" if result.snippet else NOTHING),
+        Row("Hardware", _setting("hardware")),
+        Row("Quantization", _setting("quantization")),
+        Row("Torch data type", _setting("dtype")),
+        Row("Device map", _setting("device_map")),
+        Row("Model size", _size),
+        Row("Startup time", through(_startup)),
+        Row(f"Inference time ({comparison.workload.max_new_tokens} new tokens)", through(_inference)),
+        Row("RAM", through(_ram)),
+        Row("VRAM", through(_vram)),
+        Row("Response output", _responses),
+        Row("Accuracy / quality", through(_quality)),
+        Row("Best for", _best_for),
+        Row("Dependencies", _dependencies),
+    ]
+
+
+def summary(comparison: Comparison) -> list[Row]:
+    """The short table: the same figures, one line each."""
+
+    def short(key: str) -> Cell:
+        return lambda _, result: figure(result.measurements.get(key))
+
+    def speed(_: Comparison, result: ContenderResult) -> str:
+        if result.value("decode_tokens_per_second") is None:
+            return NOTHING
+        return f"{figure(result.measurements['decode_tokens_per_second'], interval=False)}, " + (
+            f"{figure(result.measurements['answer_seconds'], interval=False)} an answer"
+        )
+
+    def memory(comparison: Comparison, result: ContenderResult) -> str:
+        ram = figure(result.measurements["peak_ram_bytes"], interval=False)
+        vram = result.measurements["peak_vram_bytes"]
+        return f"{ram} RAM, {figure(vram, interval=False)} VRAM" if vram.value is not None else f"{ram} RAM"
+
+    return [
+        Row("Load time", through(short("load_seconds"))),
+        Row("Inference speed", through(speed)),
+        Row("Accuracy", through(lambda c, r: _quality(c, r).partition("\n")[0])),
+        Row("Memory", through(memory)),
+        Row("Model size", through(short("loaded_bytes"))),
+    ]
+
+
+TURNERS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they reverse what a reader sees
+
+
+def visible(text: str) -> str:
+    """Control characters as pictures: a model's output may be shown, never sent, to a terminal."""
+    return "".join(map(_picture, text))
+
+
+def _picture(character: str) -> str:
+    code = ord(character)
+    if code < 32 and character not in "\n\t":
+        return chr(0x2400 + code)
+    if code == 127:
+        return "\u2421"
+    return "\ufffd" if 0x80 <= code < 0xA0 or character in TURNERS else character
