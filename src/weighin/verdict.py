@@ -16,7 +16,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     best_for: dict[str, list[str]] = {}
 
 
-# key, how many apart to be called best, what it is best for
+FEWEST = 2  # rounds: one figure alone has no interval, and nothing can be apart from it
 STRENGTHS = (
     ("decode_tokens_per_second", "the fastest answers"),
     ("peak_ram_bytes", "the least RAM"),
@@ -41,7 +41,7 @@ def decide(comparison: Comparison) -> Verdict:
 def _apart(contenders: list[ContenderResult], key: str) -> str | None:
     """The contender whose figure is better than all others', by intervals that do not touch."""
     known = [(c.name, m) for c in contenders if (m := c.measurements.get(key)) and m.value is not None]
-    if len(known) < 2:
+    if len(known) < 2 or any(len(m.by_round()) < FEWEST for _, m in known):
         return None
     higher = known[0][1].better == "higher"
     sign = -1.0 if higher else 1.0

@@ -174,12 +174,16 @@ class TransformersEngine(Engine):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the files are here; nothing may be fetched behind the report
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import torch
-        from transformers import AutoModelForCausalLM, GenerationConfig  # noqa: F401
+        from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         if self.job.settings["details"]["load_in"]:
             import bitsandbytes  # noqa: F401
+        if self.job.kind != "prepare" and not self.job.remote_code:
+            # transformers imports a model's own module late; that is importing, not loading.
+            config = AutoConfig.from_pretrained(self._path)
+            AutoModelForCausalLM._model_mapping[type(config)]
         self.torch = torch
         torch.set_num_threads(self.job.threads)
 
@@ -210,7 +214,7 @@ class TransformersEngine(Engine):
                 bnb_4bit_compute_dtype=dtype,
                 bnb_4bit_use_double_quant=settings["details"]["double"],
             )
-        self.model = AutoModelForCausalLM.from_pretrained(self.job.prepared or self.job.model_path, **arguments)
+        self.model = AutoModelForCausalLM.from_pretrained(self._path, **arguments)
         self.model.eval()
         # A model's own settings (a repetition penalty, sampling) would make runs differ between engines.
         self.model.generation_config = GenerationConfig(do_sample=False)
@@ -274,6 +278,10 @@ class TransformersEngine(Engine):
         return super().is_out_of_memory(error) or any(
             sign in str(error) for sign in ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
         )
+
+    @property
+    def _path(self) -> str:
+        return self.job.prepared or self.job.model_path
 
     def _synchronize(self) -> None:
         if self.torch.cuda.is_available() and self.torch.cuda.is_initialized():

@@ -9,7 +9,7 @@ from weighin.measurements import Comparison
 from weighin.report import table
 from weighin.report.table import Row, figure, figure_seconds, number, visible
 
-SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
+SPECIAL = re.compile(r"([\\`*_\[\]#|~])")
 
 
 def render(comparison: Comparison) -> str:
@@ -35,7 +35,11 @@ def render(comparison: Comparison) -> str:
 
 def text(raw: str) -> str:
     """Anybody's words as plain text in Markdown: nothing in it is markup, in Markdown or in HTML."""
-    return SPECIAL.sub(r"\\\1", html.escape(visible(raw), quote=False)).replace("://", "&#58;//")
+    return (
+        SPECIAL.sub(r"\\\1", html.escape(visible(raw), quote=False))
+        .replace("://", "&#58;//")
+        .replace("www.", "www&#46;")
+    )
 
 
 def cell(raw: str) -> str:

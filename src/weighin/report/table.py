@@ -88,8 +88,8 @@ def against(comparison: Comparison, result: ContenderResult, key: str) -> str:
     if ratio.low <= 1 <= ratio.high:
         return "no difference shown to the reference"
     word = "lower" if ratio.value < 1 else "higher"
-    bounds = f" ({number(ratio.low)}–{number(ratio.high)})" if ratio.processes > 1 else ""
-    return f"{word}: {number(ratio.value)} times the reference's{bounds}"
+    bounds = f"{number(ratio.low)}–{number(ratio.high)}" if ratio.processes > 1 else "one round"
+    return f"{word}: {number(ratio.value)} times the reference's ({bounds})"
 
 
 def lines(*parts: str) -> str:
@@ -123,7 +123,7 @@ def _status(_: Comparison, result: ContenderResult) -> str:
 def _size(comparison: Comparison, result: ContenderResult) -> str:
     loaded = result.measurements.get("loaded_bytes")
     value = result.value("loaded_bytes")
-    planned = f"{number(result.weight_bytes / scale_bytes(result.weight_bytes))} expected from the headers"
+    planned = f"{figure_bytes(result.weight_bytes)} expected from the headers"
     parts = [f"{figure(loaded)} of weights in memory" if value else planned]
     reference = comparison.contender(comparison.reference).value("loaded_bytes") if comparison.reference else None
     if value and reference and comparison.reference != result.name:
@@ -137,8 +137,9 @@ def _size(comparison: Comparison, result: ContenderResult) -> str:
     return lines(*parts)
 
 
-def scale_bytes(value: float) -> float:
-    return 1 / scale(value, "B")[0]
+def figure_bytes(value: float) -> str:
+    factor, unit = scale(value, "B")
+    return f"{number(value * factor)} {unit}"
 
 
 def _startup(_: Comparison, result: ContenderResult) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from weighin.machine import Machine
 from weighin.measurements import Comparison, ContenderResult, Measurement
 from weighin.plan import Plan
-from weighin.report.table import NOTHING, figure, figure_seconds, number, scale, visible
+from weighin.report.table import NOTHING, figure, figure_bytes, figure_seconds, number, scale, visible
 from weighin.schedule import State, Unit, round_seconds
 
 COLUMNS = (
@@ -138,11 +138,6 @@ def _provisional(values: list[float] | None, key: str) -> str:
     return f"{number(value * factor)} {unit}"
 
 
-def figure_bytes(value: float) -> str:
-    factor, unit = scale(value, "B")
-    return f"{number(value * factor)} {unit}"
-
-
 def result(comparison: Comparison) -> RenderableType:
     """The table of a finished comparison."""
     columns = [c for c in COLUMNS if c[1] != "peak_vram_bytes" or comparison.machine.gpus]
@@ -195,8 +190,8 @@ def _speed_against(comparison: Comparison, c: ContenderResult) -> str:
     faster, value, low, high = "faster", ratio.value, ratio.low, ratio.high
     if value < 1:
         faster, value, low, high = "slower", 1 / value, 1 / high, 1 / low
-    bounds = f"\n({number(low)}–{number(high)})" if ratio.processes > 1 else ""
-    return f"{number(value)}× {faster}{bounds}"
+    bounds = f"{number(low)}–{number(high)}" if ratio.processes > 1 else "one round"
+    return f"{number(value)}× {faster}\n({bounds})"
 
 
 def text(comparison: Comparison) -> str:

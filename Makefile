@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-fast lint types check help clean
+
+help:
+	@echo "make demo       make the environment, get the demo model, compare four ways of running it"
+	@echo "make test       all tests (make test-fast: those without torch, under a minute)"
+	@echo "make check      lint and types"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "weighin needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "making the environment in $(VENV) (a few minutes, about 1.5 GB, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+# Three CPU contenders, and a GPU one that keeps its row (and its reason) where there is no GPU: exit code 4 then.
+demo: $(READY)
+	@$(BIN)/weighin compare demo-base --budget 85s --response-tokens 100 \
+		-c transformers:fp32@cpu -c transformers:bf16@cpu -c transformers:nf4@cpu -c transformers:nf4@cuda \
+		|| { code=$$?; [ $$code -eq 4 ] || exit $$code; }
+
+test: $(READY)
+	@$(BIN)/python -m pytest
+
+test-fast: $(READY)
+	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 2
+
+lint: $(READY)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)
+	@$(BIN)/mypy
+
+check: lint types
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
