@@ -101,7 +101,7 @@ def compare(model: str | None, resumed: str | None, out: str | None, **options: 
         plan = intake.make_plan(_request(model, options), say=lambda text: console.print(text, markup=False))
         folder = Path(out) if out else default_folder(plan)
         comparison = start(plan, folder, show)
-    console.print(terminal.result(comparison))
+    console.print(terminal.result(comparison, console.width))
     console.print(f"The report: {folder / 'report.md'}", markup=False, soft_wrap=True)
     sys.exit(exit_code(comparison))
 

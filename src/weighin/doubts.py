@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from weighin.machine import Machine
+
 REMEDIES = {
     "too_few_rounds": "give it more time with --budget, or a number with --rounds (six give a 95% interval)",
     "failed_round": "see the log; run again with --resume after the cause is gone",
@@ -19,6 +21,7 @@ REMEDIES = {
 }
 BUSY_SHARE = 0.05
 PAGING_SHARE = 0.05
+GPU_IDLE_SHARE, GPU_IDLE_BYTES = 0.02, 1.5e9  # what a driver and a desktop take
 
 
 class Doubt(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +34,22 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
 
 def doubt(type_: str, evidence: str) -> Doubt:
     return Doubt(type=type_, evidence=evidence, remedy=REMEDIES[type_])
+
+
+def of_gpu(machine: Machine) -> list[Doubt]:
+    """Whether somebody else held a GPU's memory before we began: a notebook, as a rule."""
+    found = []
+    for gpu in machine.gpus:
+        used = gpu.memory_bytes - gpu.memory_free_bytes
+        if used < max(GPU_IDLE_SHARE * gpu.memory_bytes, GPU_IDLE_BYTES) and not gpu.processes:
+            continue
+        who = ", ".join(
+            f"{p.name or 'a process'} (pid {p.pid}{', the session weighin was started from' if p.ours else ''})"
+            for p in gpu.processes
+        )
+        evidence = f"{used / 1e9:.1f} of {gpu.memory_bytes / 1e9:.1f} GB of {gpu.name} were taken before the start"
+        found.append(doubt("gpu_occupied", evidence + (f" by {who}" if who else "")))
+    return found
 
 
 def of_units(units: list[dict[str, Any]], threads: int) -> list[Doubt]:

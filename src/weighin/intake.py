@@ -229,6 +229,11 @@ def _does_not_fit(contender: Contender, weight_bytes: int, here: Machine) -> str
         if contender.device != "cuda" or not here.gpus:
             return None
         free, where = max(gpu.memory_free_bytes for gpu in here.gpus), "free on the GPU"
+        holders = [p for gpu in here.gpus for p in gpu.processes]
+        if holders:
+            where += (
+                f" (held by {', '.join(f'{p.name} pid {p.pid}' for p in holders)}; stop it or restart the notebook)"
+            )
     else:
         free, where = here.memory_available_bytes, "of memory free"
     needed = weight_bytes + HEADROOM_BYTES

@@ -320,6 +320,8 @@ def _doubts(
 ) -> list[Doubt]:
     found = [doubt(e["type"], e["evidence"]) for e in reported]
     found += doubts.of_units([e for e in ended if e["status"] == "ok"], plan.machine.threads)
+    if entry.settings["device_map"] in ("cuda", "auto"):
+        found += doubts.of_gpu(plan.machine)
     if 0 < rounds < intervals.ENOUGH:
         found.append(doubt("too_few_rounds", f"{rounds} of the {intervals.ENOUGH} processes that a 95% interval needs"))
     for end in ended:

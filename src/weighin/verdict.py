@@ -34,7 +34,7 @@ def decide(comparison: Comparison) -> Verdict:
         if best := _apart(through, key):
             best_for[best].append(words)
     if comparison.reference in best_for:
-        best_for[comparison.reference].append("full precision, against which the others are judged")
+        best_for[comparison.reference].append("the reference: full precision, against which the others are judged")
     return Verdict(best_for=best_for)
 
 

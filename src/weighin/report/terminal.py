@@ -11,8 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from weighin.intervals import ENOUGH
 from weighin.machine import Machine
-from weighin.measurements import Comparison, ContenderResult, Measurement
+from weighin.measurements import Comparison, ContenderResult
 from weighin.plan import Plan
 from weighin.report.table import NOTHING, figure, figure_bytes, figure_seconds, number, scale, visible
 from weighin.schedule import State, Unit, round_seconds
@@ -25,6 +26,8 @@ COLUMNS = (
     ("peak RAM", "peak_ram_bytes"),
     ("peak VRAM", "peak_vram_bytes"),
 )
+WIDE, MIDDLING = 120, 100  # columns of a terminal below which the table leaves some out
+NOW_WIDTH = 32
 PHASES = {
     "prepare": "preparing",
     "import": "importing",
@@ -80,7 +83,8 @@ class Progress:
         if event["event"] == "sample" and unit.job in ("speed", "responses"):
             self.values[unit.contender].setdefault(event["key"], []).append(event["value"])
         elif event["event"] == "decoded":
-            self.said[unit.contender] = event["text"] or event["whole"]
+            if event["prompt"] == 0:
+                self.said[unit.contender] = event["text"] or event["whole"]
         elif event["event"] == "phase":
             self.doing[unit.contender] = PHASES.get(event["phase"], event["phase"].replace("_", " "))
             self._redraw()
@@ -109,23 +113,23 @@ class Progress:
 
     def _view(self) -> RenderableType:
         assert self.plan is not None
-        columns = [c for c in COLUMNS if c[1] != "peak_vram_bytes" or self.plan.machine.gpus]
+        columns = _columns(self.plan.machine, self.console.width - NOW_WIDTH)
         table = Table(title=None, expand=False)
         table.add_column("contender", no_wrap=True)
         for title, _ in columns:
             table.add_column(title, justify="right", no_wrap=True)
-        table.add_column("answers", ratio=1)
-        table.add_column("now", max_width=32)
+        table.add_column("now", max_width=NOW_WIDTH)
         for entry in self.plan.entries:
             values = self.values[entry.name]
             cells = [_provisional(values.get(key), key) for _, key in columns]
-            said = " ".join(visible(self.said.get(entry.name, "")).split())
-            table.add_row(
-                Text(entry.name), *map(Text, cells), Text(said[:60] + ("…" if len(said) > 60 else "")),
-                Text(visible(self.doing[entry.name])[:200]),
-            )  # fmt: skip
+            table.add_row(Text(entry.name), *map(Text, cells), Text(visible(self.doing[entry.name])[:100]))
+        answers = [Text(f"> {visible(self.plan.workload.prompts[0].shown)}", no_wrap=True, overflow="ellipsis")]
+        for name, said in self.said.items():
+            line = f"{name}: {' '.join(visible(said).split())}"
+            answers.append(Text(line, no_wrap=True, overflow="ellipsis"))
         spent = figure_seconds(time.monotonic() - self.began_at)
-        return Group(table, Text(f"provisional; {spent} so far{', ' + self.left if self.left else ''}", style="dim"))
+        state = Text(f"provisional; {spent} so far{', ' + self.left if self.left else ''}", style="dim")
+        return Group(table, *(answers if self.said else []), state)
 
 
 def _provisional(values: list[float] | None, key: str) -> str:
@@ -138,41 +142,53 @@ def _provisional(values: list[float] | None, key: str) -> str:
     return f"{number(value * factor)} {unit}"
 
 
-def result(comparison: Comparison) -> RenderableType:
-    """The table of a finished comparison."""
-    columns = [c for c in COLUMNS if c[1] != "peak_vram_bytes" or comparison.machine.gpus]
+def result(comparison: Comparison, width: int = 160) -> RenderableType:
+    """The table of a finished comparison; a narrow terminal gets the columns that matter most."""
+    columns = _columns(comparison.machine, width)
     table = Table()
     table.add_column("contender", no_wrap=True)
     for title, _ in columns:
-        table.add_column(title, justify="right")
-    table.add_column("against the reference", justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("decode speed", justify="right")
     for c in comparison.contenders:
-        if not c.rounds:
-            table.add_row(Text(c.name), *[NOTHING] * len(columns), Text(visible(f"{c.status}: {c.reason}")))
-            continue
-        cells = [figure(c.measurements.get(key)).replace(" (", "\n(") for _, key in columns]
-        table.add_row(Text(c.name), *map(Text, cells), Text(_speed_against(comparison, c)))
-    parts: list[RenderableType] = [table]
-    bracket = "from six rounds on 95% intervals" if comparison.rounds >= 6 else "the range of the rounds"
-    parts.append(
-        Text(f"Medians over {comparison.rounds} round(s) of fresh processes; in brackets {bracket}.", style="dim")
-    )
+        if c.rounds:
+            cells = [figure(c.measurements.get(key)).replace(" (", "\n(") for _, key in columns]
+            table.add_row(Text(c.name), *map(Text, cells), Text(_speed_against(comparison, c)))
+        else:
+            table.add_row(Text(c.name), *[NOTHING] * len(columns), Text(c.status))
+    lines = [Text(_brackets(comparison), style="dim")]
     for c in comparison.contenders:
-        if c.status == "ok" and (strengths := comparison.verdict.best_for.get(c.name)):
-            parts.append(Text(f"{c.name}: best for {', '.join(strengths)}"))
-    doubts: dict[tuple[str, str], list[str]] = {}
+        if c.status != "ok":
+            where = f" in {c.phase}" if c.phase not in (None, "plan") else ""
+            remedy = f" ({c.remedy})" if c.remedy else ""
+            lines.append(Text(visible(f"{c.name}: {c.status}{where}: {c.reason}{remedy}"), style="red"))
+    for c in comparison.contenders:
+        if strengths := comparison.verdict.best_for.get(c.name):
+            lines.append(Text(f"{c.name}: {'; '.join(strengths)}"))
+    doubts: dict[str, list[str]] = {}
     for c in comparison.contenders:
         for d in c.doubts:
-            doubts.setdefault((d.type, f"{d.evidence}; {d.remedy}"), []).append(c.name)
-    for (kind, evidence), names in doubts.items():
-        who = (
-            "all"
-            if len(names) > 1 and len(names) == sum(c.rounds > 0 for c in comparison.contenders)
-            else ", ".join(names)
-        )
-        parts.append(Text(visible(f"doubt: {kind} ({who}): {evidence}"), style="yellow"))
-    parts += [Text(visible(note), style="dim") for note in comparison.notes]
-    return Group(*parts)
+            doubts.setdefault(f"{d.type}: {d.evidence}; {d.remedy}", []).append(c.name)
+    ran = sum(c.rounds > 0 for c in comparison.contenders)
+    for words, names in doubts.items():
+        who = "all contenders" if 1 < len(names) == ran else ", ".join(names)
+        lines.append(Text(visible(f"doubt about {who}: {words}"), style="yellow"))
+    lines += [Text(visible(note), style="dim") for note in comparison.notes]
+    return Group(table, *lines)
+
+
+def _columns(machine: Machine, width: int) -> list[tuple[str, str]]:
+    columns = [c for c in COLUMNS if c[1] != "peak_vram_bytes" or machine.gpus]
+    less = [] if width >= WIDE else ["first_token_seconds", *(["load_seconds"] if width < MIDDLING else [])]
+    return [c for c in columns if c[1] not in less]
+
+
+def _brackets(comparison: Comparison) -> str:
+    if comparison.rounds >= ENOUGH:
+        return f"Medians over {comparison.rounds} rounds of fresh processes; in brackets 95% intervals."
+    if comparison.rounds > 1:
+        return f"Medians over {comparison.rounds} rounds of fresh processes; in brackets their range."
+    return "One round: these figures have no interval yet."
 
 
 def _speed_against(comparison: Comparison, c: ContenderResult) -> str:
@@ -252,6 +268,3 @@ def machine_view(machine: Machine, engines: list[tuple[str, str, str]]) -> Rende
     for title, value in rows:
         table.add_row(Text(title), Text(visible(value)))
     return table
-
-
-__all__ = ["Measurement", "Progress", "machine_view", "result", "text"]
