@@ -63,7 +63,11 @@ def weights() -> bytes:
     values: list[float] = []
     for name, shape in shapes().items():
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        table[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [4 * len(values), 4 * (len(values) + count)]}
+        table[name] = {
+            "dtype": "F32",
+            "shape": list(shape),
+            "data_offsets": [4 * len(values), 4 * (len(values) + count)],
+        }
         values += [((i * 37) % 101 - 50) / 500 for i in range(count)]
     header = json.dumps(table).encode()
     return struct.pack("<Q", len(header)) + header + struct.pack(f"<{len(values)}f", *values)

@@ -83,7 +83,11 @@ def test_two_at_the_same_time_build_once(tmp_path: Path) -> None:
 def test_a_worker_needs_nothing_but_its_copy_and_the_standard_library() -> None:
     copy = cache.worker_copy()
     assert copy == cache.worker_copy()  # named by its content
-    code = "import sys; sys.path[:] = [sys.argv[1], *[p for p in sys.path if 'site-packages' not in p]]; import weighin.worker, weighin.probes as p, weighin.engines as e; print(weighin.worker.__file__, sorted(e.everything()), len(p.measures()))"
+    code = (
+        "import sys; sys.path[:] = [sys.argv[1], *[p for p in sys.path if 'site-packages' not in p]]\n"
+        "import weighin.worker, weighin.probes, weighin.engines\n"
+        "print(weighin.worker.__file__, sorted(weighin.engines.everything()), len(weighin.probes.measures()))"
+    )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(copy)], capture_output=True, text=True, check=False, timeout=60
     )

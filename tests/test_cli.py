@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 from conftest import SMALL_CLI, Finished, cli, ids_of, make_model
@@ -20,7 +21,7 @@ from weighin.measurements import Comparison
 
 
 def quick(*arguments: Any) -> Result:
-    """The command in this process: what it does before a worker starts is the same, and the start of Python is saved."""
+    """The command in this process: the same, and the start of Python is saved."""
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
@@ -203,7 +204,10 @@ def test_an_interrupt_while_it_plans_is_130_too(tmp_path: Path) -> None:
     model = make_model(tmp_path / "loop", template=loop)
     command = [sys.executable, "-m", "weighin", "compare", str(model), *FAKE, "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(1.5)
+    for _ in range(600):  # until its child is at the template
+        if any("prompts" in " ".join(c.cmdline()) for c in psutil.Process(process.pid).children()):
+            break
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert not (tmp_path / "out").exists()

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 import weighin
 from weighin import intake, measurements
-from weighin.compare import PLAN, Silent, default_folder, exit_code, rebuild, resume, start
+from weighin.compare import PLAN, Silent, exit_code, rebuild, resume, start
 from weighin.errors import BadInput, WeighinError
 from weighin.journal import NAME, read
 from weighin.measurements import Comparison, ContenderResult
@@ -211,7 +211,9 @@ def test_what_nobody_asked_for_by_name_does_not_count(finished: Finished) -> Non
     assert exit_code(msgspec.structs.replace(finished.comparison, contenders=[])) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="only equal texts are taken as one contender; two spellings of one give two rows")
+@pytest.mark.xfail(
+    strict=True, reason="only equal texts are taken as one contender; two spellings of one give two rows"
+)
 def test_two_spellings_of_one_contender_are_one(fakes: Fakes) -> None:
     comparison = fakes("fp32@cpu+seed=1+token=1", "fp32@cpu+token=1+seed=1", "fp32@cpu+seed=1+token=1")
     assert [c.name for c in comparison.contenders] == ["fake:fp32@cpu+seed=1+token=1"]
@@ -294,7 +296,7 @@ def test_a_record_without_its_fields_is_a_damaged_journal(finished: Finished, tm
 
 def test_a_folder_that_holds_a_comparison_is_refused(fakes: Fakes, finished: Finished) -> None:
     before = (finished.folder / PLAN).read_bytes()
-    with pytest.raises(BadInput, match="already holds a comparison.*--resume"):
+    with pytest.raises(BadInput, match=r"already holds a comparison.*--resume"):
         fakes("fp32@cpu", out=finished.folder)
     assert (finished.folder / PLAN).read_bytes() == before
 
@@ -404,9 +406,7 @@ def test_a_run_that_lost_its_last_lines_is_finished_without_doing_anything_twice
         assert len(one.measurements["answer_seconds"].samples) == len(other.measurements["answer_seconds"].samples)
 
 
-def test_what_was_answered_before_is_asked_with_the_same_ids(
-    quick_prompts: None, fakes: Fakes, tmp_path: Path
-) -> None:
+def test_what_was_answered_before_is_asked_with_the_same_ids(quick_prompts: None, fakes: Fakes, tmp_path: Path) -> None:
     """The ids are those of the plan, whatever the template would give today."""
     fakes("fp32@cpu")
     plan = json.loads((tmp_path / "out" / PLAN).read_text())
@@ -430,7 +430,7 @@ def test_resume_is_refused_when_the_model_has_changed(fakes: Fakes, tmp_path: Pa
         (model / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
     else:
         (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text().replace('"Ġ": ', '"Ġ":  '))
-    with pytest.raises(BadInput, match="cannot be resumed: the model at .* has changed.*Start a new comparison"):
+    with pytest.raises(BadInput, match=r"cannot be resumed: the model at .* has changed.*Start a new comparison"):
         resume(tmp_path / "out", Silent())
 
 
@@ -442,7 +442,7 @@ def test_resume_is_refused_on_another_machine_and_with_other_versions(finished: 
     for entry in plan["entries"]:
         entry["versions"] = {"torch": "1.0"}
     (folder / PLAN).write_text(json.dumps(plan))
-    with pytest.raises(BadInput, match="the machine is another.*torch was 1.0 and is missing now"):
+    with pytest.raises(BadInput, match=r"the machine is another.*torch was 1\.0 and is missing now"):
         resume(folder, Silent())
 
 

@@ -36,7 +36,9 @@ def test_a_record_is_on_disk_as_soon_as_it_is_appended(tmp_path: Path) -> None:
 
 
 @given(records=st.lists(RECORDS, max_size=5))
-def test_what_is_appended_reads_back(tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, object]]) -> None:
+def test_what_is_appended_reads_back(
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, object]]
+) -> None:
     folder = tmp_path_factory.mktemp("journal")
     write(folder, *records)
     assert list(read(folder)) == records

@@ -166,11 +166,17 @@ def noisy(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, mar
     copy = tmp_path / "copy"
     shutil.copytree(cache.worker_copy(), copy)
     file = copy / "weighin" / "engines" / "fake.py"
-    head, found, tail = file.read_text().partition("        self._fail(\"load\")\n")
+    head, found, tail = file.read_text().partition('        self._fail("load")\n')
     assert found
     file.write_text(f"{head}        exec({STRANGER!r})\n{tail}")
     monkeypatch.setattr(cache, "worker_copy", lambda: copy)
-    for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "my_password", "GOOGLE_APPLICATION_CREDENTIALS"):
+    for name in (
+        "HF_TOKEN",
+        "OPENAI_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "my_password",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ):
         monkeypatch.setenv(name, "the-secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     return run(tmp_path, tiny_model, "fp32@cpu")
@@ -183,7 +189,11 @@ def test_what_a_strangers_code_does_in_a_worker_stays_there(noisy: Ran, mark: st
     log = noisy.log.read_text()
     assert "x" * 3_000_000 in log
     assert alive(mark) == []  # the sleep it started is gone
-    found = {line.partition(" ")[0]: json.loads(line.partition(" ")[2]) for line in log.splitlines() if line[:4] in ("ENVI", "PATH", "MODU")}
+    found = {
+        line.partition(" ")[0]: json.loads(line.partition(" ")[2])
+        for line in log.splitlines()
+        if line[:4] in ("ENVI", "PATH", "MODU")
+    }
     assert "the-secret" not in json.dumps(found["ENVIRON"])
     assert found["ENVIRON"]["OMP_NUM_THREADS"] == "1"
     assert found["ENVIRON"]["WEIGHIN_TEST_MARK"] == mark  # the rest is the user's

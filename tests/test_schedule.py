@@ -151,7 +151,11 @@ def test_resuming_after_any_line_runs_nothing_complete_twice(data: st.DataObject
     names = ("a", "b", "c")[: data.draw(st.integers(1, 3))]
     rounds = data.draw(st.integers(1, 7) | st.none())
     recipes = {n: "q4" for n in data.draw(st.sets(st.sampled_from(names)))}
-    jobs = [Unit(n, r, j) for n in names for r, j in ((0, "prepare"), (1, "speed"), (1, "responses"), (1, "cold"), (3, "speed"))]
+    jobs = [
+        Unit(n, r, j)
+        for n in names
+        for r, j in ((0, "prepare"), (1, "speed"), (1, "responses"), (1, "cold"), (3, "speed"))
+    ]
     failing = tuple(data.draw(st.sets(st.sampled_from(jobs), max_size=2)))
     a_plan = plan(*names, rounds=rounds, budget=60.0, recipes=recipes)
     done, journal = drive(a_plan, State(), failing)

@@ -26,7 +26,9 @@ def measured(better: str, *values: float) -> Measurement:
 def judged(finished: Finished) -> Callable[..., dict[str, list[str]]]:
     """The verdict over contenders a, b, ... with these figures of one key."""
 
-    def judge(key: str, better: str, reference: str | None = None, **figures: tuple[float, ...]) -> dict[str, list[str]]:
+    def judge(
+        key: str, better: str, reference: str | None = None, **figures: tuple[float, ...]
+    ) -> dict[str, list[str]]:
         base = finished.comparison.contenders[0]
         assert base.status == "ok"
         contenders = [
@@ -63,7 +65,8 @@ def test_who_runs_alone_is_not_best(judged: Callable[..., dict[str, list[str]]])
 def test_the_reference_is_what_others_are_judged_by(judged: Callable[..., dict[str, list[str]]]) -> None:
     found = judged(DECODE, "higher", reference="b", a=(10, 11), b=(1, 2))
     assert found["a"] == [FASTEST]
-    assert found["b"] == ["full precision, against which the others are judged"]
+    assert len(found["b"]) == 1
+    assert "against which the others are judged" in found["b"][0]
 
 
 def test_only_contenders_that_ran_are_judged(finished: Finished) -> None:

@@ -140,8 +140,15 @@ def work(unit: Unit, plan: Plan, folder: Path, state: State, record: Any, out: P
         return runner.Outcome(
             status="not_installed", phase="start", reason=environment.reason, remedy=environment.remedy, seconds=0.0
         )
-    work = plan.workload
-    job = Job(
+    job = job_of(unit, plan, schedule.repeats(state, unit), out)
+    log = folder / "logs" / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', unit.contender)}.log"
+    return runner.run(job, environment, log, plan.limits, record)
+
+
+def job_of(unit: Unit, plan: Plan, repeats: int, out: Path | None = None) -> Job:
+    """What a worker is told."""
+    entry, work = plan.entry(unit.contender), plan.workload
+    return Job(
         kind=unit.job,
         round=unit.round,
         contender=entry.name,
@@ -159,13 +166,11 @@ def work(unit: Unit, plan: Plan, folder: Path, state: State, record: Any, out: P
         stop_ids=work.stop_ids,
         max_new_tokens=work.max_new_tokens,
         response_cap=work.response_cap,
-        repeats=schedule.repeats(state, unit),
+        repeats=repeats,
         remote_code=plan.remote_code,
         allow_pickle=plan.allow_pickle,
         spawned_at=0.0,
     )
-    log = folder / "logs" / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', unit.contender)}.log"
-    return runner.run(job, environment, log, plan.limits, record)
 
 
 def prepare(unit: Unit, plan: Plan, folder: Path, state: State, record: Any) -> runner.Outcome:

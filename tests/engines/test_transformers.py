@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +11,15 @@ from pathlib import Path
 import pytest
 
 import weighin
+from weighin import intake, worker
+from weighin.compare import job_of
 from weighin.errors import BadInput
+from weighin.schedule import Unit
 
 pytestmark = pytest.mark.slow
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-SMALL |= {"num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 1024, "tie_word_embeddings": False}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024, "tie_word_embeddings": False}
 ARCHITECTURES = {
     "llama": {},
     "qwen2": {},
@@ -47,54 +52,81 @@ def compare(folder: Path, out: Path, *contenders: str, **options):
     return weighin.compare(str(folder), contenders, out=out, **arguments)
 
 
+def in_process(folder: Path, contender: str, **options):
+    """A contender's jobs run here, by the worker's own code, without paying for a process each."""
+    arguments = {"max_new_tokens": 8, "response_tokens": 16, "prompt_tokens": (64,), "rounds": 1, **options}
+    plan = intake.make_plan(intake.Request(model=str(folder), contenders=(contender,), **arguments), say=print)
+    assert plan.entries[0].status == "ok", plan.entries[0].reason
+    events: list[dict] = []
+    for job in ("speed", "responses"):
+        worker.run(job_of(Unit(contender, 1, job), plan, 1), events.append)
+    assert not [e for e in events if e["event"] == "failed"]
+    return plan, events
+
+
+def run_here(snippet: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(snippet, {})
+    return said.getvalue()
+
+
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_an_architecture_runs_and_its_snippet_gives_the_reports_answer(model_type, tmp_path, tiny_model):
-    from transformers import AutoConfig
+def test_an_architecture_runs_and_its_snippet_gives_the_same_answer(model_type, tmp_path, tiny_model):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = AutoConfig.for_model(model_type, **{**SMALL, **ARCHITECTURES[model_type]})
     folder = save(tmp_path / model_type, config, tiny_model)
-    comparison = compare(folder, tmp_path / "out", "transformers:fp32@cpu")
-    result = comparison.contenders[0]
-    assert (result.status, result.reason) == ("ok", None)
-    assert result.effective["dtype"] == "float32"
-    assert result.value("decode_tokens_per_second") > 0
-    assert result.value("peak_ram_bytes") > 50e6
-    assert result.value("loaded_bytes") == pytest.approx(comparison.model.parameters * 4, rel=0.01)
-    done = subprocess.run([sys.executable, "-c", result.snippet], capture_output=True, text=True, check=True)
-    assert done.stdout == result.responses[0].whole + "\n"
+    plan, events = in_process(folder, "transformers:fp32@cpu")
+    # what a plain greedy loop over the model gives
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = list(plan.workload.rendered[0].ids)
+    forced = next(e for e in events if e["event"] == "call" and e["call"] == "first")
+    with torch.no_grad():
+        for expected in forced["ids"]:
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+            assert ids[-1] == expected
+    # what the snippet prints
+    response = next(e for e in events if e["event"] == "response")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert run_here(plan.entries[0].snippet) == tokenizer.decode(response["ids"], skip_special_tokens=True) + "\n"
+    loaded = next(e["value"] for e in events if e.get("key") == "loaded_bytes")
+    assert loaded == pytest.approx(plan.model.parameters * 4, rel=0.01)
 
 
-def test_the_answer_is_that_of_a_plain_greedy_loop(tmp_path, tiny_model):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+def test_the_whole_pipeline_on_every_kind_of_figure(tmp_path, tiny_model):
+    from transformers import AutoConfig
 
     folder = save(tmp_path / "llama", AutoConfig.for_model("llama", **SMALL), tiny_model)
-    comparison = compare(folder, tmp_path / "out", "transformers:fp32@cpu")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = list(comparison.workload.rendered[0].ids)
-    forced = next(c for c in comparison.contenders[0].calls if c.call == "first")
-    with torch.no_grad():
-        for expected in forced.ids:
-            token = int(model(torch.tensor([ids])).logits[0, -1].argmax())
-            assert token == expected
-            ids.append(token)
+    comparison = compare(folder, tmp_path / "out", "transformers:bf16@cpu")
+    result = comparison.contenders[0]
+    assert (result.status, result.reason) == ("ok", None)
+    assert result.effective["dtype"] == "bfloat16"
+    assert result.dependencies.keys() >= {"torch", "transformers", "accelerate"}
+    for key in ("import_seconds", "load_seconds", "answer_seconds", "decode_tokens_per_second", "peak_ram_bytes"):
+        assert result.value(key) > 0, key
+    assert result.value("prefill_tokens_per_second@64") > 0
+    assert result.value("peak_vram_bytes") is None
+    done = subprocess.run([sys.executable, "-c", result.snippet], capture_output=True, text=True, check=True)
+    assert done.stdout == result.responses[0].whole + "\n"
 
 
 def test_every_cpu_precision_of_the_engine_runs(tmp_path, tiny_model):
     from transformers import AutoConfig
 
     folder = save(tmp_path / "llama", AutoConfig.for_model("llama", **SMALL), tiny_model)
-    names = [f"transformers:{p}@cpu" for p in ("fp32", "bf16", "fp16", "nf4", "fp4", "int8")]
-    names += ["transformers:nf4@cpu+compute=fp32+double", "transformers:fp32@auto"]
-    comparison = compare(folder, tmp_path / "out", *names, prompt_tokens=())
-    assert {c.name: c.status for c in comparison.contenders} == dict.fromkeys(names, "ok")
-    dtypes = {c.name: c.effective["dtype"] for c in comparison.contenders}
-    assert dtypes["transformers:fp16@cpu"] == "float16"
-    assert dtypes["transformers:nf4@cpu+compute=fp32+double"] == "float32"
-    loaded = {c.name: c.value("loaded_bytes") for c in comparison.contenders}
-    assert loaded["transformers:bf16@cpu"] == pytest.approx(loaded["transformers:fp32@cpu"] / 2, rel=0.01)
-    assert loaded["transformers:nf4@cpu"] < loaded["transformers:int8@cpu"] < loaded["transformers:bf16@cpu"]
-    assert comparison.reference == "transformers:fp32@cpu"
+    loaded, dtypes = {}, {}
+    for precision in ("fp32@cpu", "bf16@cpu", "fp16@cpu", "nf4@cpu", "fp4@cpu", "int8@cpu",
+                      "nf4@cpu+compute=fp32+double", "fp32@auto"):  # fmt: skip
+        plan, events = in_process(folder, f"transformers:{precision}", prompt_tokens=())
+        loaded[precision] = next(e["value"] for e in events if e.get("key") == "loaded_bytes")
+        dtypes[precision] = next(e["effective"]["dtype"] for e in events if e["event"] == "effective")
+        assert dtypes[precision] == plan.entries[0].settings["dtype"]
+    assert dtypes["fp16@cpu"] == "float16"
+    assert dtypes["nf4@cpu+compute=fp32+double"] == "float32"
+    assert loaded["bf16@cpu"] == pytest.approx(loaded["fp32@cpu"] / 2, rel=0.01)
+    assert loaded["nf4@cpu"] < loaded["int8@cpu"] < loaded["bf16@cpu"]
 
 
 def test_an_already_quantized_folder_runs_as_it_is(tmp_path, tiny_model):
@@ -107,35 +139,35 @@ def test_an_already_quantized_folder_runs_as_it_is(tmp_path, tiny_model):
     quantized = tmp_path / "quantized"
     model.save_pretrained(quantized)
     copy_tokenizer(tiny_model, quantized)
-    comparison = compare(quantized, tmp_path / "out", prompt_tokens=())
-    assert "bitsandbytes" in comparison.model.quantization
-    assert [(c.name, c.status) for c in comparison.contenders] == [("transformers:own@cpu", "ok")]
-    named = compare(quantized, tmp_path / "out2", "transformers:bf16@cpu")
-    assert named.contenders[0].status == "cannot_run"
-    assert "already quantized" in named.contenders[0].reason
+    plan, _ = in_process(quantized, "transformers:own@cpu", prompt_tokens=())
+    assert "bitsandbytes" in plan.model.quantization
+    default = intake.make_plan(intake.Request(model=str(quantized)), say=print)
+    assert [(e.name, e.status) for e in default.entries] == [("transformers:own@cpu", "ok")]
+    named = intake.make_plan(intake.Request(model=str(quantized), contenders=("transformers:bf16@cpu",)), say=print)
+    assert named.entries[0].status == "cannot_run"
+    assert "already quantized" in named.entries[0].reason
 
 
 def test_the_text_side_of_a_multimodal_checkpoint(tmp_path, tiny_model):
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-    text = {**SMALL, "head_dim": 16, "sliding_window": 32, "vocab_size": 80, "tie_word_embeddings": True}
+    text = {**SMALL, "head_dim": 16, "sliding_window": 32, "vocab_size": 520, "tie_word_embeddings": True}
     vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Gemma3Config(
         text_config=text,
         vision_config={**vision, "image_size": 28, "patch_size": 14},
         mm_tokens_per_image=4,
-        image_token_index=79,
-        boi_token_index=78,
-        eoi_token_index=77,
+        image_token_index=519,
+        boi_token_index=518,
+        eoi_token_index=517,
     )
     folder = tmp_path / "gemma3"
     Gemma3ForConditionalGeneration(config).save_pretrained(folder)
     copy_tokenizer(tiny_model, folder)
-    comparison = compare(folder, tmp_path / "out", "transformers:fp32@cpu", prompt_tokens=())
-    assert comparison.model.multimodal
-    assert comparison.model.text_parameters < comparison.model.parameters
-    result = comparison.contenders[0]
-    assert (result.status, result.reason) == ("ok", None)
+    plan, events = in_process(folder, "transformers:fp32@cpu", prompt_tokens=())
+    assert plan.model.multimodal
+    assert plan.model.text_parameters < plan.model.parameters
+    assert [e for e in events if e["event"] == "response"]
 
 
 def test_sharded_folders_load(tmp_path, tiny_model):
@@ -147,8 +179,8 @@ def test_sharded_folders_load(tmp_path, tiny_model):
     )
     copy_tokenizer(tiny_model, folder)
     assert len(list(folder.glob("*.safetensors"))) > 1
-    result = compare(folder, tmp_path / "out", "transformers:fp32@cpu", prompt_tokens=()).contenders[0]
-    assert result.status == "ok"
+    _, events = in_process(folder, "transformers:fp32@cpu", prompt_tokens=())
+    assert [e for e in events if e["event"] == "response"]
 
 
 def test_weights_that_do_not_match_the_config_fail_with_the_engines_reason(tmp_path, tiny_model):
@@ -183,5 +215,5 @@ def test_remote_code_is_refused_before_anything_runs(tmp_path, tiny_model):
     assert not canary.exists()
     assert not (tmp_path / "out").exists()
     ignored = compare(folder, tmp_path / "out", "transformers:fp32@cpu", prompt_tokens=(), remote_code="ignore")
-    assert ignored.contenders[0].status in ("ok", "failed")  # its tiny weights may not load; its code must not run
+    assert ignored.contenders[0].status in ("ok", "failed")  # whether or not its weights load, its code must not run
     assert not canary.exists()

@@ -146,7 +146,9 @@ def test_the_figures_of_a_speed_job() -> None:
     assert samples(events, "import_seconds") == pytest.approx([0.5])
     assert samples(events, "load_seconds") == pytest.approx([1.0])
     assert samples(events, "first_answer_seconds") == pytest.approx([0.003 + 0.15])
-    assert samples(events, "ready_seconds") == pytest.approx([0.5 + 1.0 + 0.003 + 0.05])  # from the start of the process
+    assert samples(events, "ready_seconds") == pytest.approx(
+        [0.5 + 1.0 + 0.003 + 0.05]
+    )  # from the start of the process
     # the prompts take turns, beginning with the one that the first call did not have
     assert samples(events, "first_token_seconds") == pytest.approx([0.052, 0.053])
     assert samples(events, "prefill_tokens_per_second") == pytest.approx([2 / 0.052, 3 / 0.053])

@@ -1,0 +1,189 @@
+"""The rows of the document, and how a figure is written."""
+
+import math
+
+import msgspec
+import pytest
+from conftest import Finished
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weighin.measurements import Comparison, ContenderResult, Measurement, Sample
+from weighin.report import table
+from weighin.report.table import NOTHING, figure, first_difference, number, scale, share, visible
+
+TITLES = [
+    "Status", "Code snippet", "Hardware", "Quantization", "Torch data type", "Device map", "Model size",
+    "Startup time", "Inference time (4 new tokens)", "RAM", "VRAM", "Response output", "Accuracy / quality",
+    "Best for", "Dependencies",
+]  # fmt: skip
+
+
+def cells(comparison: Comparison, which: int) -> dict[str, str]:
+    return {row.title: row.cell(comparison, comparison.contenders[which]) for row in table.document(comparison)}
+
+
+def measured(*values: float, unit: str = "s", low: float | None = None, high: float | None = None) -> Measurement:
+    return Measurement(
+        label="x", unit=unit, better="lower", value=sorted(values)[len(values) // 2], low=low or min(values),
+        high=high or max(values), interval="range",
+        samples=[Sample(round=i, job="speed", value=v) for i, v in enumerate(values)],
+    )  # fmt: skip
+
+
+# ---- words and numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (1, "1.00"), (12.345, "12.3"), (123.45, "123"), (1234567, "1,234,567"), (0.05, "0.0500"),
+        (-2.5, "-2.50"), (999.6, "1,000"), (math.inf, "inf"), (math.nan, "nan"),
+    ],
+)  # fmt: skip
+def test_three_digits_and_never_powers_of_ten(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@given(st.floats(1e-3, 1e15))
+def test_a_number_is_within_half_a_percent_of_what_it_says(value: float) -> None:
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=0.0051)
+    assert "e" not in number(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (5e-7, "s", "0.500 µs"), (0.0123, "s", "12.3 ms"), (1.5, "s", "1.50 s"), (299, "s", "299 s"),
+        (600, "s", "10.0 min"), (512, "B", "512 B"), (2048, "B", "2.05 kB"), (3.2e9, "B", "3.20 GB"),
+        (5e6, "B/token", "5.00 MB/token"), (20.0, "tokens/s", "20.0 tokens/s"),
+    ],
+)  # fmt: skip
+def test_a_figure_has_the_unit_a_person_would_use(value: float, unit: str, text: str) -> None:
+    assert figure(measured(value, unit=unit)) == text
+    factor, name = scale(value, unit)
+    assert text == f"{number(value * factor)} {name}"
+
+
+def test_a_figure_shows_its_bounds_in_its_own_unit_from_two_rounds_on() -> None:
+    assert figure(measured(1.0, 1.5, 2.0)) == "1.50 s (1.00–2.00)"
+    assert figure(measured(0.9, 1.0, 1.1)) == "1.00 s (0.900–1.10)"
+    assert figure(measured(1.5, 1.5)) == "1.50 s"
+    assert figure(measured(1.5)) == "1.50 s"
+    assert figure(measured(1.0, 1.5, 2.0), interval=False) == "1.50 s"
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    unknown = msgspec.structs.replace(measured(1.0), value=None, low=None, high=None, interval=None, samples=[])
+    assert figure(None) == figure(unknown) == NOTHING == "—"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (1.0, "the same"), (1.05, "the same"), (0.5, "about half"), (0.52, "about half"), (0.25, "about a quarter"),
+        (0.3333, "about a third"), (0.127, "about an eighth"), (0.14, "0.140 times"), (0.6, "0.600 times"),
+        (0.66, "about two thirds"), (1.2, "1.20 times"), (4.0, "4.00 times"),
+    ],
+)  # fmt: skip
+def test_a_share_is_a_word_where_a_simple_fraction_is_near(ratio: float, words: str) -> None:
+    assert share(ratio) == words
+
+
+@given(st.floats(1e-3, 1e3))
+def test_the_words_of_a_share_are_never_far_from_it(ratio: float) -> None:
+    words = share(ratio)
+    named = {text: value for value, text in table.FRACTIONS}
+    meant = named[words] if words in named else float(words.removesuffix(" times").replace(",", ""))
+    assert meant == pytest.approx(ratio, rel=0.09)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "where"), [([1, 2, 3], [1, 9, 3], 2), ([1, 2], [1, 2, 3], 3), ([9], [1], 1), ([], [1], 1)]
+)
+def test_the_first_difference_is_counted_from_one(mine: list[int], other: list[int], where: int) -> None:
+    assert first_difference(mine, other) == where
+
+
+@given(st.text())
+def test_nothing_that_moves_a_terminal_is_left_visible(text: str) -> None:
+    shown = visible(text)
+    assert len(shown) == len(text)
+    assert not any((ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or c in table.TURNERS for c in shown)
+
+
+def test_what_is_harmless_stays_as_it_is() -> None:
+    assert visible("héllo 💥\n\tعربي 中文") == "héllo 💥\n\tعربي 中文"
+    assert visible("\x1b[31m\r\x7f\x9b\u202e") == "␛[31m␍␡\ufffd\ufffd"
+
+
+# ---- the rows
+
+
+def test_every_row_of_the_document_in_its_order(finished: Finished) -> None:
+    assert [row.title for row in table.document(finished.comparison)] == TITLES
+    assert [row.title for row in table.summary(finished.comparison)] == [
+        "Load time", "Inference speed", "Accuracy", "Memory", "Model size",
+    ]  # fmt: skip
+
+
+def test_a_contender_that_ran_has_figures_in_every_row(finished: Finished) -> None:
+    found = cells(finished.comparison, 0)
+    assert [title for title, cell in found.items() if cell == NOTHING] == []
+    assert found["Status"] == "ok"
+    assert "load 1.00 s warm\nload 1.00 s cold\nimport 500 ms" in found["Startup time"]
+    assert "decode 20.0 tokens/s" in found["Inference time (4 new tokens)"]
+    assert "tokens/s at 16 prompt tokens" in found["Inference time (4 new tokens)"]
+    assert found["VRAM"] == "none"
+    assert found["Accuracy / quality"] == "the reference: full precision in 32 bits"
+    assert found["Hardware"] == "CPU only"
+    assert "python 3." in found["Dependencies"]
+    assert "55.6 kB expected from the headers" in found["Model size"]
+
+
+def test_the_other_is_told_against_the_reference(finished: Finished) -> None:
+    found = cells(finished.comparison, 1)
+    assert "higher: 2.00 times the reference's (2.00–2.00)" in found["Inference time (4 new tokens)"]
+    assert "the reference's very answer on 0 of 2 prompts" in found["Accuracy / quality"]
+    assert "first difference at token 1, 1" in found["Accuracy / quality"]
+    assert "“ij”" in found["Response output"]
+    assert "3 tokens, stop" in found["Response output"]
+    assert "the fastest answers" in found["Best for"]
+
+
+@pytest.mark.parametrize(
+    ("which", "status"),
+    [
+        (2, "out_of_memory (load)\nMemoryError: scripted: out of memory at load\n→ free memory"),
+        (3, "cannot_run\nno CUDA GPU here"),
+    ],
+)
+def test_one_that_did_not_run_keeps_its_row_its_reason_and_no_figure(
+    finished: Finished, which: int, status: str
+) -> None:
+    found = cells(finished.comparison, which)
+    assert found["Status"].startswith(status)
+    for title in ("Startup time", "Inference time (4 new tokens)", "RAM", "VRAM", "Response output", "Best for"):
+        assert found[title] == NOTHING
+    assert "expected from the headers" in found["Model size"]
+    result = finished.comparison.contenders[which]
+    assert {row.cell(finished.comparison, result) for row in table.summary(finished.comparison)} == {NOTHING}
+
+
+def test_a_difference_within_the_noise_is_no_difference(finished: Finished) -> None:
+    def noisy(result: ContenderResult, *speeds: float) -> ContenderResult:
+        return msgspec.structs.replace(
+            result, measurements={**result.measurements, "decode_tokens_per_second": measured(*speeds, unit="tokens/s")}
+        )
+
+    ok, other, *rest = finished.comparison.contenders
+    near = msgspec.structs.replace(
+        finished.comparison, contenders=[noisy(ok, 10, 12, 11), noisy(other, 11, 11, 12), *rest]
+    )
+    assert "no difference shown to the reference" in cells(near, 1)["Inference time (4 new tokens)"]
+
+
+def test_without_a_reference_nothing_is_compared(finished: Finished) -> None:
+    alone = msgspec.structs.replace(finished.comparison, reference=None, reference_note="none runs")
+    assert cells(alone, 1)["Accuracy / quality"] == "unknown: none runs"
+    assert "reference" not in cells(alone, 1)["Inference time (4 new tokens)"]
