@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast lint types check help clean
+.PHONY: demo test test-fast lint types check docs help clean
 
 help:
 	@echo "make demo       make the environment, get the demo model, compare four ways of running it"
@@ -38,6 +38,9 @@ types: $(READY)
 	@$(BIN)/mypy
 
 check: lint types
+
+docs: $(READY)
+	@$(BIN)/python tools/readme.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -9,6 +9,7 @@ time and peak memory with its 95% interval, and what weighin's own process cost 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def parent_cost(folder: Path) -> dict[str, float]:
     stop.set()
     thread.join()
     wall = cpu = 0.0
-    for (t0, c0, was), (t1, c1, now) in zip(samples, samples[1:], strict=False):
+    for (t0, c0, was), (t1, c1, now) in itertools.pairwise(samples):
         if was and now:
             wall += t1 - t0
             cpu += c1 - c0

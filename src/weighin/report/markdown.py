@@ -17,10 +17,10 @@ def render(comparison: Comparison) -> str:
         f"# How to run {text(comparison.model.name)}",
         _opening(comparison),
         "## The comparison",
-        _table(comparison, table.document(comparison)),
+        table_of(comparison, table.document(comparison)),
         _legend(comparison),
         "## Summary",
-        _table(comparison, table.summary(comparison)),
+        table_of(comparison, table.summary(comparison)),
         *_responses(comparison),
         *_transcript(comparison),
         *_doubts(comparison),
@@ -58,7 +58,7 @@ def _rows(titles: list[str], rows: list[list[str]]) -> str:
     return "\n".join([head, *(f"| {' | '.join(cell(c) for c in row)} |" for row in rows)])
 
 
-def _table(comparison: Comparison, rows: list[Row]) -> str:
+def table_of(comparison: Comparison, rows: list[Row]) -> str:
     titles = ["", *(c.name for c in comparison.contenders)]
     return _rows(titles, [[row.title, *(row.cell(comparison, c) for c in comparison.contenders)] for row in rows])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -210,13 +211,12 @@ def _speed_against(comparison: Comparison, c: ContenderResult) -> str:
     return f"{number(value)}× {faster}\n({bounds})"
 
 
-def text(comparison: Comparison) -> str:
+def text(comparison: Comparison, width: int = 160) -> str:
     """The finished table as plain text."""
-    console = Console(width=160, no_color=True, force_terminal=False, record=True, file=None, quiet=True)
-    with console.capture() as capture:
-        console.quiet = False
-        console.print(result(comparison))
-    return capture.get()
+    console = Console(width=width, no_color=True, file=io.StringIO())
+    console.print(result(comparison, width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def machine_view(machine: Machine, engines: list[tuple[str, str, str]]) -> RenderableType:
