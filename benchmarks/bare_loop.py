@@ -1,6 +1,6 @@
 """The calls a person would time by hand, and nothing of weighin: import, load, generate. Prints one JSON object.
 
-    python benchmarks/bare_loop.py FOLDER THREADS NEW_TOKENS REPEATS ids.json
+python benchmarks/bare_loop.py FOLDER THREADS NEW_TOKENS REPEATS ids.json
 """
 
 import json

@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("rounds", nargs="?", type=int, default=12)
     parser.add_argument("--json", type=Path, help="write the raw samples here")
     arguments = parser.parse_args()
-    plan = intake.make_plan(intake.Request(model="demo-base", contenders=(CONTENDER,)), say=print)
+    plan = intake.make_plan(intake.Request(model="demo-base", contenders=(CONTENDER,), prompt_tokens=()), say=print)
     raw: dict[str, list[dict[str, float]]] = {"bare": [], "weighin": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

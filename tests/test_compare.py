@@ -211,9 +211,6 @@ def test_what_nobody_asked_for_by_name_does_not_count(finished: Finished) -> Non
     assert exit_code(msgspec.structs.replace(finished.comparison, contenders=[])) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="only equal texts are taken as one contender; two spellings of one give two rows"
-)
 def test_two_spellings_of_one_contender_are_one(fakes: Fakes) -> None:
     comparison = fakes("fp32@cpu+seed=1+token=1", "fp32@cpu+token=1+seed=1", "fp32@cpu+seed=1+token=1")
     assert [c.name for c in comparison.contenders] == ["fake:fp32@cpu+seed=1+token=1"]
@@ -279,14 +276,12 @@ def test_a_plan_that_cannot_be_read_is_bad_input(finished: Finished, tmp_path: P
         rebuild(tmp_path)
 
 
-@pytest.mark.xfail(strict=True, raises=UnicodeDecodeError, reason="msgspec raises UnicodeDecodeError, no DecodeError")
 def test_a_plan_that_is_not_utf8_is_bad_input(finished: Finished, tmp_path: Path) -> None:
     (tmp_path / PLAN).write_bytes((finished.folder / PLAN).read_bytes().replace(b"tiny", b"t\xffny"))
     with pytest.raises(BadInput):
         rebuild(tmp_path)
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="a record is used without a look at its fields")
 def test_a_record_without_its_fields_is_a_damaged_journal(finished: Finished, tmp_path: Path) -> None:
     shutil.copy(finished.folder / PLAN, tmp_path)
     (tmp_path / NAME).write_bytes(b"{}\n" + (finished.folder / NAME).read_bytes())
@@ -357,12 +352,11 @@ def test_prompts_may_be_given_as_the_file_has_them(fakes: Fakes) -> None:
 
 @pytest.mark.parametrize("given", [[], [""], [" "], [{"messages": []}], [{}]])
 def test_an_empty_prompt_is_bad_input(fakes: Fakes, tmp_path: Path, given: Any) -> None:
-    with pytest.raises(BadInput, match="prompts is empty"):
+    with pytest.raises(BadInput, match=r"prompts is empty|^prompts\[0\]"):
         fakes("fp32@cpu", prompts=given)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="a list of prompts in Python is not checked as a file's lines are")
 @pytest.mark.parametrize("given", [[{"prompt": "hi"}], Path("p.txt")])
 def test_prompts_in_python_are_what_they_are_in_a_file(fakes: Fakes, tmp_path: Path, given: Any) -> None:
     if isinstance(given, Path):
@@ -371,7 +365,6 @@ def test_prompts_in_python_are_what_they_are_in_a_file(fakes: Fakes, tmp_path: P
     assert [p.shown for p in fakes("fp32@cpu", prompts=given).workload.prompts] == ["hi"]
 
 
-@pytest.mark.xfail(strict=True, reason="a list of prompts in Python is not checked as a file's lines are")
 @pytest.mark.parametrize("given", [[{"text": 5}], [5], [{"messages": [{"role": "user"}]}]])
 def test_prompts_in_python_that_are_none_are_bad_input(fakes: Fakes, given: Any) -> None:
     with pytest.raises(BadInput, match="prompt"):
@@ -446,20 +439,18 @@ def test_resume_is_refused_on_another_machine_and_with_other_versions(finished: 
         resume(folder, Silent())
 
 
-@pytest.mark.xfail(strict=True, reason="machine.key holds the threads; --threads changes them in the plan only")
 def test_a_run_with_threads_of_its_own_can_be_resumed(fakes: Fakes, tmp_path: Path) -> None:
     other = (os.cpu_count() or 1) + 1
     fakes("fp32@cpu", threads=other)
     assert resume(tmp_path / "out", Silent()).machine.threads == other
 
 
-@pytest.mark.xfail(strict=True, reason="a failed unit has ended, so --resume, which its remedy names, runs nothing")
-def test_resume_tries_again_what_failed_as_its_remedy_says(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_failure_is_a_result_that_resume_does_not_repeat(fakes: Fakes, tmp_path: Path) -> None:
     failed = fakes("fp32@cpu+fail=load.error.2", rounds=2).contenders[0]
     remedy = next(d.remedy for d in failed.doubts if d.type == "failed_round")
-    assert "--resume" in remedy
+    assert "new comparison" in remedy
     resume(tmp_path / "out", Silent())
-    assert units(tmp_path / "out", "started")["fake:fp32@cpu+fail=load.error.2", 2, "speed"] == 2
+    assert units(tmp_path / "out", "started")["fake:fp32@cpu+fail=load.error.2", 2, "speed"] == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

@@ -13,9 +13,7 @@ from weighin.errors import BadInput
 from weighin.plan import Contender, Prompt, Rendered, Workload, parse_duration
 
 ENGINES = list(engines.everything().values())
-VALUES = st.text(st.characters(exclude_characters="+", exclude_categories=["Cs"]), max_size=8).filter(
-    lambda text: not re.search(r"\s", text)
-)
+VALUES = st.text("abcXYZ0189_.,=/:-", max_size=8).filter(lambda text: not re.search(r"\s", text))
 
 
 @st.composite
@@ -151,9 +149,6 @@ def test_any_text_is_a_positive_duration_or_bad_input(text: str) -> None:
         assert parse_duration(text) > 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a duration beyond the largest float is taken as infinite; plan.json turns it to null"
-)
 def test_a_duration_beyond_all_numbers_is_bad_input() -> None:
     with pytest.raises(BadInput):
         parse_duration("9" * 400)

@@ -127,7 +127,6 @@ def test_the_log_is_kept_from_job_to_job(tmp_path: Path, tiny_model: Path) -> No
     assert "--- fake:fp32@cpu, round 1, speed" in log
 
 
-@pytest.mark.xfail(strict=True, reason="_tail reads the log of all jobs of a contender, also of those before")
 def test_the_last_words_of_a_job_are_its_own(tmp_path: Path, tiny_model: Path) -> None:
     run(tmp_path, tiny_model, "fp32@cpu+fail=load.error")
     reason = run(tmp_path, tiny_model, "fp32@cpu+fail=load.silent").outcome.reason or ""

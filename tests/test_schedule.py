@@ -99,7 +99,6 @@ def test_the_number_of_rounds_that_was_asked_for_is_run_whatever_the_budget() ->
     assert Counter(u.job for u in done) == {"speed": 18, "responses": 2, "cold": 2}
 
 
-@pytest.mark.xfail(strict=True, reason="--rounds promises exactly this many, MOST_ROUNDS cuts it to 60 without a word")
 def test_many_rounds_are_run_too_when_they_are_asked_for() -> None:
     done, _ = drive(plan("a", rounds=70), State())
     assert max(u.round for u in done) == 70

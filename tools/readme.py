@@ -55,7 +55,8 @@ def example(folder: Path) -> str:
     rows = [r for r in table.document(comparison) if r.title not in ("Code snippet", "Dependencies")]
     machine = comparison.machine
     return (
-        f"On {machine.threads} cores of a cloud machine ({machine.cpu}), `weighin compare {comparison.model.source} {names}`:\n\n"
+        f"On {machine.threads} cores of a cloud machine ({machine.cpu}), "
+        f"`weighin compare {comparison.model.source} {names}`:\n\n"
         f"```\n{shown}\n```\n\nAnd in its `report.md`, among others:\n\n{markdown.table_of(comparison, rows)}"
     )
 

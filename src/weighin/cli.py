@@ -20,13 +20,18 @@ class _Group(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().main(*args, **kwargs)
+            sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}))
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
         except WeighinError as error:
             if "--debug" in sys.argv:
                 raise
-            click.echo(f"weighin: {error}", err=True)
+            from weighin.report.table import visible  # a message may quote what a model's files say
+
+            click.echo(f"weighin: {visible(str(error))}", err=True)
             sys.exit(error.exit_code)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):
             click.echo("weighin: interrupted", err=True)
             sys.exit(130)
 
@@ -89,8 +94,7 @@ def compare(model: str | None, resumed: str | None, out: str | None, **options: 
     console = Console(stderr=False)
     show = terminal.Progress(console)
     if resumed is not None:
-        if model is not None:
-            raise BadInput("--resume takes its model and all else from the folder; leave MODEL out.")
+        _check_resume_alone()
         folder = Path(resumed)
         comparison = resume(folder, show)
     else:
@@ -106,9 +110,22 @@ def compare(model: str | None, resumed: str | None, out: str | None, **options: 
     sys.exit(exit_code(comparison))
 
 
+def _check_resume_alone() -> None:
+    """An argument beside --resume would change nothing, so it is refused."""
+    context = click.get_current_context()
+    given = [
+        name
+        for name in context.params
+        if name != "resumed" and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise BadInput(f"--resume takes its model and all else from the folder; leave out: {', '.join(given)}.")
+
+
 def _request(model: str, options: dict[str, Any]) -> Any:
     from weighin import intake
     from weighin.plan import parse_duration
+    from weighin.runner import DEFAULT_LIMITS
 
     options = dict(options)
     limits = {}
@@ -116,6 +133,8 @@ def _request(model: str, options: dict[str, Any]) -> Any:
         phase, equals, time = text.partition("=")
         if not equals or not phase:
             raise BadInput(f"--limit {text}: write it as PHASE=TIME, as in load=20m.")
+        if phase not in DEFAULT_LIMITS:
+            raise BadInput(f"--limit {text}: there is no phase '{phase}' (there are {', '.join(DEFAULT_LIMITS)}).")
         limits[phase] = parse_duration(time)
     return intake.Request(
         model=model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import sys
 import time
@@ -19,12 +20,13 @@ from weighin.engines import Job
 from weighin.errors import BadInput, Interrupted, WeighinError
 from weighin.journal import Journal, read
 from weighin.measurements import Comparison
-from weighin.plan import Plan
+from weighin.plan import Plan, parse_duration
 from weighin.schedule import State, Unit
 
 PLAN = "plan.json"
 LOCK = ".lock"
 WARM_SHARE = 0.5
+UNIT_FIELDS = {"event", "contender", "round", "job"}
 
 
 class Show(Protocol):
@@ -50,12 +52,14 @@ class Silent:
 def compare(
     model: str,
     contenders: Sequence[str] = (),
-    prompts: str | Sequence[str | dict[str, Any]] | None = None,
+    prompts: str | os.PathLike[str] | Sequence[str | dict[str, Any]] | None = None,
     *,
     out: str | Path | None = None,
     **options: Any,
 ) -> Comparison:
-    """Compare ways of running a model; the Python form of `weighin compare`, with the same options."""
+    """Compare ways of running a model: the Python form of `weighin compare`, with its options by their names."""
+    if "budget" in options:
+        options["budget_seconds"] = parse_duration(str(options.pop("budget")))
     request = intake.Request(model=str(model), contenders=tuple(contenders), prompts=prompts, **options)
     plan = intake.make_plan(request, say=print)
     return start(plan, Path(out) if out else default_folder(plan), Silent())
@@ -79,13 +83,22 @@ def resume(folder: Path, show: Show) -> Comparison:
 def rebuild(folder: Path) -> Comparison:
     """The comparison of a folder, from its plan and journal alone."""
     plan = load_plan(folder)
-    records = list(read(folder))
+    records = _records(folder)
     return measurements.fold(plan, records, complete=schedule.next_unit(plan, State(records)) is None)
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    """The journal's records; one that does not say what it belongs to is damage, not a record."""
+    records = list(read(folder))
+    for number, record in enumerate(records, start=1):
+        if record.get("event") != "note" and not record.keys() >= UNIT_FIELDS:
+            raise WeighinError(f"{folder / 'journal.jsonl'}, line {number} is damaged; the run cannot be rebuilt.")
+    return records
 
 
 def _carry_out(plan: Plan, folder: Path, show: Show) -> Comparison:
     journal = Journal(folder)
-    state = State(read(folder))
+    state = State(_records(folder))
     show.planned(plan, folder)
     interrupted = False
     try:
@@ -237,7 +250,7 @@ def load_plan(folder: Path) -> Plan:
         raise BadInput(f"{folder} holds no comparison ({PLAN} is not there).")
     try:
         return msgspec.json.decode(file.read_bytes(), type=Plan)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read ({error}); was it made by another version of weighin?") from error
 
 
@@ -261,10 +274,13 @@ def _claimed(folder: Path, *, new: bool) -> Iterator[None]:
 
 def check_new_folder(folder: Path) -> None:
     """Refuse, before anything costly, a folder that a new comparison cannot have; leave no trace of the look."""
-    existed = folder.exists()
-    check_folder(folder, new=True)
-    if not existed:
-        folder.rmdir()
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise BadInput(
+            f"The output folder {folder} cannot be written ({nearest} does not allow it). Choose another --out."
+        )
+    if (folder / PLAN).exists():
+        raise BadInput(_taken(folder))
 
 
 def check_folder(folder: Path, *, new: bool) -> None:
@@ -279,9 +295,11 @@ def check_folder(folder: Path, *, new: bool) -> None:
             f"The output folder {folder} cannot be written ({error.strerror}). Choose another --out."
         ) from error
     if new and (folder / PLAN).exists():
-        raise BadInput(
-            f"{folder} already holds a comparison. Finish it with --resume {folder}, or choose another --out."
-        )
+        raise BadInput(_taken(folder))
+
+
+def _taken(folder: Path) -> str:
+    return f"{folder} already holds a comparison. Finish it with --resume {folder}, or choose another --out."
 
 
 def _check_unchanged(plan: Plan, folder: Path) -> None:
@@ -295,6 +313,8 @@ def _check_unchanged(plan: Plan, folder: Path) -> None:
         allow_pickle=plan.allow_pickle,
     )
     here = machine.look(cache.root(), measure=False)
+    if plan.threads_asked:
+        here = msgspec.structs.replace(here, threads=plan.threads_asked)
     differences = []
     if now.fingerprint != plan.model.fingerprint:
         differences.append(f"the model at {plan.model.path} has changed")

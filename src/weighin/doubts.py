@@ -10,7 +10,7 @@ from weighin.machine import Machine
 
 REMEDIES = {
     "too_few_rounds": "give it more time with --budget, or a number with --rounds (six give a 95% interval)",
-    "failed_round": "see the log; run again with --resume after the cause is gone",
+    "failed_round": "see the log; start a new comparison when the cause is gone",
     "paging": "choose a smaller precision, or a machine with more memory",
     "machine_busy": "stop other programs and run again",
     "container_throttled": "raise the container's CPU quota, or run on a machine of your own",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     contenders: tuple[str, ...] = ()
-    prompts: str | Sequence[str | dict[str, Any]] | None = None
+    prompts: str | os.PathLike[str] | Sequence[str | dict[str, Any]] | None = None
     template: str = "auto"
     system: str | None = None
     max_new_tokens: int = 50
@@ -54,7 +55,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 def make_plan(request: Request, say: Say) -> Plan:
     """Check everything, in the order of what it costs."""
     _check_numbers(request)
-    named = [Contender.parse(text) for text in dict.fromkeys(request.contenders)]
+    named = list(dict.fromkeys(map(Contender.parse, request.contenders)))
     reference = Contender.parse(request.reference) if request.reference else None
     asked = _prompts(request)
     here = machine.look(cache.root())
@@ -76,6 +77,7 @@ def make_plan(request: Request, say: Say) -> Plan:
         workload=workload,
         reference=chosen,
         reference_note=note,
+        threads_asked=request.threads,
         rounds=request.rounds,
         budget_seconds=request.budget_seconds,
         limits={**DEFAULT_LIMITS, **request.limits},
@@ -142,11 +144,14 @@ def _prompts(request: Request) -> list[dict[str, Any]]:
     given = request.prompts
     if given is None:
         return [{"text": text} for text in prompts.BUILT_IN]
-    if isinstance(given, str):
+    if isinstance(given, str | os.PathLike):
         return prompts.read_prompts(Path(given))
-    listed = [p if isinstance(p, dict) else {"text": p} for p in given]
-    if not listed or any(not (p.get("text") or "").strip() and not p.get("messages") for p in listed):
-        raise BadInput("prompts is empty, or one of them is.")
+    listed = [
+        prompts.check({"prompt": p} if isinstance(p, str) else p, f"prompts[{number}]")
+        for number, p in enumerate(given)
+    ]
+    if not listed:
+        raise BadInput("prompts is empty; give at least one.")
     return listed
 
 

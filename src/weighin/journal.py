@@ -51,7 +51,7 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
                 return
             try:
                 record = msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise WeighinError(f"{path}, line {number} is damaged ({error}); the run cannot be rebuilt.") from error
             if not isinstance(record, dict):
                 raise WeighinError(f"{path}, line {number} is not a record; the run cannot be rebuilt.")

@@ -15,7 +15,7 @@ from weighin.machine import Machine
 from weighin.model import Model
 
 CONTENDER_SHAPE = re.compile(
-    r"(?P<engine>[^:@+\s]+):(?P<precision>[^:@+\s]+)@(?P<device>[^:@+\s]+)(?P<options>(\+[^+\s]+)*)"
+    r"(?P<engine>[\w.-]+):(?P<precision>[\w.-]+)@(?P<device>[\w.-]+)(?P<options>(\+[\w.,=/:-]+)*)"
 )
 
 
@@ -83,8 +83,8 @@ def _nearest(text: str) -> str:
         for precision in engine.precisions
         for device in engine.devices
     ]
-    close = difflib.get_close_matches(text.strip().partition("+")[0], names, n=1, cutoff=0.0)
-    return close[0] if close else "transformers:fp32@cpu"
+    asked = text.strip().partition("+")[0]
+    return max(names, key=lambda name: difflib.SequenceMatcher(None, asked, name).ratio())  # the first of equals
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +160,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     reference: str | None
     reference_note: str
+    threads_asked: int | None  # by the user; else the machine's own number
     rounds: int | None  # None: until the interval is narrow enough or the budget ends
     budget_seconds: float
     limits: dict[str, float]  # phase -> seconds
@@ -174,6 +175,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return [e for e in self.entries if e.status == "ok"]
 
 
+LONGEST = 365 * 86400.0
 DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
 
 
@@ -183,6 +185,6 @@ def parse_duration(text: str) -> float:
     if not text.strip() or match is None:
         raise BadInput(f"'{text}' is not a duration. Write 90s, 10m or 1h30m.")
     seconds = sum(float(match[unit] or 0) * size for unit, size in (("h", 3600), ("m", 60), ("s", 1)))
-    if seconds <= 0:
-        raise BadInput(f"'{text}' is no time at all. Write 90s, 10m or 1h30m.")
+    if not 0 < seconds <= LONGEST:
+        raise BadInput(f"'{text}' is not between nothing and a year. Write 90s, 10m or 1h30m.")
     return seconds

@@ -53,8 +53,17 @@ def _json_prompt(line: str, where: str) -> dict[str, Any]:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{where} is not JSON ({error}). Each line is an object with 'prompt' or 'messages'.") from error
+    return check(entry, where)
+
+
+def check(entry: Any, where: str) -> dict[str, Any]:
+    """A prompt that somebody else wrote, in our words."""
     if not isinstance(entry, dict):
-        raise BadInput(f"{where} is not an object. Each line is an object with 'prompt' or 'messages'.")
+        raise BadInput(f"{where} is not an object with 'prompt' or 'messages'.")
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{where} holds what is no text or JSON ({error}).") from error
     text, messages = entry.get("prompt"), entry.get("messages")
     if (text is None) == (messages is None):
         raise BadInput(f"{where} needs either 'prompt' or 'messages'.")
@@ -92,7 +101,10 @@ def render(
         file = Path(template)
         if not file.is_file():
             raise BadInput(f"--template takes chat, raw or a Jinja file; there is no file {template}.")
-        template_text = file.read_text(encoding="utf-8")
+        try:
+            template_text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise BadInput(f"The template {file} is not UTF-8 text ({error.reason}); save it as UTF-8.") from error
         template = "file"
     return _ask(
         {
@@ -245,19 +257,20 @@ def _render(question: dict[str, Any]) -> dict[str, Any]:
     tokenizer = _tokenizer(question)
     template, note = _choose_template(question, tokenizer)
     rendered = [_render_one(question, tokenizer, template, prompt) for prompt in question["prompts"]]
-    ids = [i for entry in rendered for i in entry["ids"]]
+    bos = tokenizer.bos_token_id
+    starts_with_bos = bos is not None and all(entry["ids"][0] == bos for entry in rendered)
+    lengths = _lengths(question, tokenizer, [bos] if starts_with_bos else [])
+    ids = [i for listed in (*(entry["ids"] for entry in rendered), *lengths.values()) for i in listed]
     if max(ids) >= question["vocabulary"]:
         raise BadInput(
             f"The tokenizer of {question['path']} gives id {max(ids)}, but the model has only "
             f"{question['vocabulary']} embeddings. The tokenizer belongs to another model."
         )
-    bos = tokenizer.bos_token_id
-    starts_with_bos = bos is not None and all(entry["ids"][0] == bos for entry in rendered)
     return {
         "rendered": rendered,
         "template": template,
         "template_note": note,
-        "lengths": _lengths(question, tokenizer, [bos] if starts_with_bos else []),
+        "lengths": lengths,
         "eos_ids": [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [],
         "thinking": _thinking(tokenizer),
     }

@@ -68,6 +68,7 @@ def run(
     with log.open("ab") as output:
         output.write(f"--- {job.contender}, round {job.round}, {job.kind}\n".encode())
         output.flush()
+        log_start = output.tell()
         process = subprocess.Popen(
             [environment.python, "-I", "-c", BOOT, str(cache.worker_copy()), *environment.paths],
             stdin=subprocess.PIPE,
@@ -97,7 +98,7 @@ def run(
     pressure = msgspec.to_builtins(after.since(before)) if after and before else None
     if ended and ended["event"] == "done":
         return Outcome(status="ok", seconds=seconds, pressure=pressure)
-    verdict = _explain(ended, late, process.returncode, last["phase"], pressure, log)
+    verdict = _explain(ended, late, process.returncode, last["phase"], pressure, log, log_start)
     return Outcome(seconds=seconds, pressure=pressure, **verdict)
 
 
@@ -195,6 +196,7 @@ def _explain(
     phase: str,
     pressure: dict[str, Any] | None,
     log: Path,
+    log_start: int,
 ) -> dict[str, Any]:
     """Status, phase, reason and remedy of a job that did not end well."""
     memory_remedy = "free memory, choose a smaller precision, or run it on a machine with more"
@@ -221,12 +223,14 @@ def _explain(
     return {
         "status": "failed",
         "phase": phase,
-        "reason": f"the worker {how} without a word{_tail(log)}",
+        "reason": f"the worker {how} without a word{_tail(log, log_start)}",
         "remedy": f"see {log}",
     }
 
 
-def _tail(log: Path) -> str:
-    lines = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").splitlines()
-    said = [line for line in lines if line.strip() and not line.startswith("---")]
+def _tail(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - LOG_TAIL))
+        lines = file.read().decode(errors="replace").splitlines()
+    said = [line for line in lines if line.strip()]
     return f"; its last line was: {said[-1].strip()}" if said else ""

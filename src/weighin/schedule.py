@@ -44,7 +44,7 @@ class State:
         if record["event"] == "started":
             self._values[unit] = defaultdict(list)
         elif record["event"] == "sample":
-            self._values[unit][record["key"]].append(record["value"])
+            self._values.setdefault(unit, defaultdict(list))[record["key"]].append(record["value"])
         elif record["event"] == "ended":
             self.ended[unit] = record
             if unit.job != "prepare":
@@ -98,7 +98,7 @@ def next_unit(plan: Plan, state: State) -> Unit | None:
         unit = Unit(entry.name, 1, "cold")
         if unit not in state.ended and (plan.rounds or state.spent < plan.budget_seconds):
             return unit
-    for number in range(2, MOST_ROUNDS + 1):
+    for number in range(2, (plan.rounds or MOST_ROUNDS) + 1):
         missing = [unit for unit in _round(alive, number) if unit not in state.ended]
         begun = len(missing) < len(alive)
         if missing and (begun or worth_a_round(plan, state, alive, number)):

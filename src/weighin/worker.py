@@ -13,6 +13,7 @@ from weighin import engines, probes
 from weighin.engines import Engine, Job
 
 REASON_LENGTH = 2000
+PR_SET_PDEATHSIG = 1
 
 
 def run(job: Job, emit: probes.Emit) -> None:
@@ -52,8 +53,21 @@ def explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}"[:REASON_LENGTH] if said else type(error).__name__
 
 
+def _end_with_parent() -> None:
+    """A worker whose weighin was killed must not go on beside the next one. Linux alone can promise that."""
+    if sys.platform == "linux":
+        import ctypes
+        import signal
+
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
 def main() -> None:
     """Read the job from standard input; write events to the descriptor that the job names, one JSON line each."""
+    _end_with_parent()
     message: dict[str, Any] = json.load(sys.stdin)
     fd = int(message.pop("events"))
     os.set_inheritable(fd, False)

@@ -98,7 +98,6 @@ def test_an_engine_that_gives_another_number_of_tokens_is_an_error(
     assert events == []
 
 
-@pytest.mark.xfail(strict=True, reason="with stop ids the number of tokens is not checked against the cap")
 def test_an_engine_that_goes_on_past_the_cap_is_an_error() -> None:
     one, _ = session([7] * 10)
     with pytest.raises(RuntimeError):

@@ -52,9 +52,6 @@ def test_one_that_cannot_run_keeps_a_line_with_its_reason(finished: Finished) ->
     ]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a contender that failed after its first sample has lines for its figures, none for its reason"
-)
 def test_one_that_failed_keeps_its_reason_too(finished: Finished) -> None:
     mine = [line for line in lines(finished.comparison) if line["contender"] == "fake:bf16@cpu+fail=load.oom"]
     assert any("out of memory at load" in line["reason"] for line in mine)

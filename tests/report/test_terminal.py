@@ -6,7 +6,6 @@ from pathlib import Path
 
 import hostile
 import msgspec
-import pytest
 from conftest import EOS, SMALL, Finished, ids_of
 from rich.console import Console
 
@@ -47,7 +46,6 @@ def test_the_finished_table_of_hostile_words(finished: Finished) -> None:
     assert "␛]0;title" in shown
 
 
-@pytest.mark.xfail(strict=True, reason="contender names are shown as they are; a plan.json may come from a stranger")
 def test_a_hostile_contender_name(finished: Finished) -> None:
     ok = msgspec.structs.replace(finished.comparison.contenders[0], name="fake:fp32@cpu+says=\x1b[31m")
     evil = msgspec.structs.replace(finished.comparison, contenders=[ok], reference=None)

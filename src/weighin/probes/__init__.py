@@ -7,6 +7,7 @@ Probes run in the worker: the standard library alone at the top of a file.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,8 +79,10 @@ class Session:
 
     def sample(self, key: str, value: float | None) -> None:
         """One raw sample; None (not there to be measured) is no sample."""
-        if value is not None:
+        if value is not None and math.isfinite(value):
             self.emit({"event": "sample", "key": key, "value": value})
+        elif value is not None:
+            self.unknown(key, f"the figure came out as {value}")
 
     def unknown(self, key: str, reason: str) -> None:
         """Why a key has no figure here."""
@@ -104,6 +107,8 @@ class Session:
             raise RuntimeError("the engine gave no token at all")
         if not stop_ids and len(new) != n:
             raise RuntimeError(f"asked for exactly {n} new tokens, the engine gave {len(new)}")
+        if len(new) > n:
+            raise RuntimeError(f"asked for at most {n} new tokens, the engine gave {len(new)}")
         self.tokens_in_phase += len(new)
         call = Call(len(ids), list(new), began, times)
         self.emit(

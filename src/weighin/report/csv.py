@@ -20,8 +20,9 @@ def render(comparison: Comparison) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for result in comparison.contenders:
-        if not any(m.samples for m in result.measurements.values()):
+        if result.status != "ok":
             writer.writerow([safe(result.name), result.status, *[""] * 10, safe(result.reason or "")])
+        if not any(m.samples for m in result.measurements.values()):
             continue
         for key, m in result.measurements.items():
             processes = len({(s.round, s.job) for s in m.samples})

@@ -18,4 +18,4 @@ def render(comparison: Comparison) -> str:
         f"<tr>{cell('th', row.title)}{''.join(cell('td', row.cell(comparison, c)) for c in comparison.contenders)}</tr>"
         for row in table.document(comparison)
     )
-    return f"<h3>How to run {escape(comparison.model.name)}</h3><table><tr>{head}</tr>{rows}</table>"
+    return f"<h3>How to run {escape(table.visible(comparison.model.name))}</h3><table><tr>{head}</tr>{rows}</table>"

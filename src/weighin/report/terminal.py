@@ -123,7 +123,7 @@ class Progress:
         for entry in self.plan.entries:
             values = self.values[entry.name]
             cells = [_provisional(values.get(key), key) for _, key in columns]
-            table.add_row(Text(entry.name), *map(Text, cells), Text(visible(self.doing[entry.name])[:100]))
+            table.add_row(Text(visible(entry.name)), *map(Text, cells), Text(visible(self.doing[entry.name])[:100]))
         answers = [Text(f"> {visible(self.plan.workload.prompts[0].shown)}", no_wrap=True, overflow="ellipsis")]
         for name, said in self.said.items():
             line = f"{name}: {' '.join(visible(said).split())}"
@@ -154,9 +154,9 @@ def result(comparison: Comparison, width: int = 160) -> RenderableType:
     for c in comparison.contenders:
         if c.rounds:
             cells = [figure(c.measurements.get(key)).replace(" (", "\n(") for _, key in columns]
-            table.add_row(Text(c.name), *map(Text, cells), Text(_speed_against(comparison, c)))
+            table.add_row(Text(visible(c.name)), *map(Text, cells), Text(_speed_against(comparison, c)))
         else:
-            table.add_row(Text(c.name), *[NOTHING] * len(columns), Text(c.status))
+            table.add_row(Text(visible(c.name)), *[NOTHING] * len(columns), Text(c.status))
     lines = [Text(_brackets(comparison), style="dim")]
     for c in comparison.contenders:
         if c.status != "ok":
@@ -165,7 +165,7 @@ def result(comparison: Comparison, width: int = 160) -> RenderableType:
             lines.append(Text(visible(f"{c.name}: {c.status}{where}: {c.reason}{remedy}"), style="red"))
     for c in comparison.contenders:
         if strengths := comparison.verdict.best_for.get(c.name):
-            lines.append(Text(f"{c.name}: {'; '.join(strengths)}"))
+            lines.append(Text(visible(f"{c.name}: {'; '.join(strengths)}")))
     doubts: dict[str, list[str]] = {}
     for c in comparison.contenders:
         for d in c.doubts:
