@@ -1,4 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +18,8 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "weighin needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "making the environment in $(VENV) (a few minutes, about 1.5 GB, once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' \
+		| { grep --line-buffered -E '^ *(Downloading|Installing|Successfully)' | cut -c1-110 || true; }
 	@touch $(READY)
 
 # Three CPU contenders, and a GPU one that keeps its row (and its reason) where there is no GPU: exit code 4 then.

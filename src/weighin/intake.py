@@ -58,10 +58,12 @@ def make_plan(request: Request, say: Say) -> Plan:
     named = list(dict.fromkeys(map(Contender.parse, request.contenders)))
     reference = Contender.parse(request.reference) if request.reference else None
     asked = _prompts(request)
+    say("looking at the machine and the model")
     here = machine.look(cache.root())
     if request.threads:
         here = msgspec.structs.replace(here, threads=request.threads)
     it = find_model(request.model, request.remote_code, request.allow_pickle, say)
+    say("making the tokens")
     workload = _workload(request, it, asked)
     contenders = named or _default_contenders(here, it)
     if reference and reference not in contenders:
