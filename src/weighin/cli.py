@@ -102,7 +102,7 @@ def compare(model: str | None, resumed: str | None, out: str | None, **options: 
             raise BadInput("Which model? Give a folder, a GGUF file, a Hub id, or demo-base.")
         if out is not None:
             check_new_folder(Path(out))
-        plan = intake.make_plan(_request(model, options), say=lambda text: console.print(text, markup=False))
+        plan = intake.make_plan(_request(model, options), say=lambda text: click.echo(text, err=True))
         folder = Path(out) if out else default_folder(plan)
         comparison = start(plan, folder, show)
     console.print(terminal.result(comparison, console.width))
