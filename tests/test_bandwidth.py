@@ -9,34 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weighin import bandwidth, machine
+from weighin import bandwidth, machine, system_files
 
 MIB = 1 << 20
 
 
 @given(st.integers(min_value=1, max_value=(1 << 60) - 1))
 def test_a_limit_is_read_back(value: int) -> None:
-    assert bandwidth.parse_limit(f"{value}\n") == value
+    assert system_files.parse_limit(f"{value}\n") == value
 
 
 @given(st.one_of(st.integers(max_value=0), st.integers(min_value=1 << 60)).map(str) | st.sampled_from(["max", "", " "]))
 def test_no_limit(text: str) -> None:
-    assert bandwidth.parse_limit(text) is None
+    assert system_files.parse_limit(text) is None
 
 
 @given(st.none() | st.text(), st.none() | st.text())
 def test_anything_is_a_sane_value_or_none(first: str | None, second: str | None) -> None:
-    limit, quota = bandwidth.parse_limit(first), bandwidth.parse_quota(first, second)
+    limit, quota = system_files.parse_limit(first), system_files.parse_quota(first, second)
     assert limit is None or 0 < limit < 1 << 60
     assert quota is None or quota > 0
 
 
 @given(st.integers(1000, 10**9), st.integers(1000, 10**6))
 def test_a_quota_is_in_cores(quota: int, period: int) -> None:
-    assert bandwidth.parse_quota(str(quota), str(period)) == quota / period
-    assert bandwidth.parse_quota("max", str(period)) is None
-    assert bandwidth.parse_quota(str(-quota), str(period)) is None
-    assert bandwidth.parse_quota(str(quota), "0") is None
+    assert system_files.parse_quota(str(quota), str(period)) == quota / period
+    assert system_files.parse_quota("max", str(period)) is None
+    assert system_files.parse_quota(str(-quota), str(period)) is None
+    assert system_files.parse_quota(str(quota), "0") is None
 
 
 @given(st.none() | st.integers(0, 1 << 31), st.integers(0, 1 << 42))
@@ -53,7 +53,7 @@ def test_a_limit_already_exceeded_leaves_nothing_not_less(tmp_path: Path) -> Non
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("1000\n")
     (tmp_path / "sys/fs/cgroup/memory.current").write_text("2000\n")
-    assert bandwidth.available_memory(tmp_path) == 0
+    assert system_files.available_memory(tmp_path) == 0
 
 
 def test_a_real_child_gives_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import msgspec
 import pytest
 
-from weighin import bandwidth, machine
+from weighin import bandwidth, machine, pressure, system_files
 
 GIB = 1 << 30
 NOBODY = 2**22 + 1  # above every process id that Linux gives
@@ -151,7 +151,7 @@ class TestProcessor:
         assert found.cpu == "Zen: 4"
         assert found.cpu_features == ("avx2", "avx512_bf16", "fma")
         assert found.l3_bytes == 64 << 20
-        assert bandwidth.l3_cache(tmp_path, threads=1) == 32 << 20
+        assert system_files.l3_cache(tmp_path, threads=1) == 32 << 20
 
     def test_arm(self, tmp_path: Path) -> None:
         text = "processor : 0\nFeatures : fp asimd i8mm bf16 sve\nCPU part : 0xd40"
@@ -166,7 +166,7 @@ class TestProcessor:
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=text))
         found = machine.look(root=tmp_path)
         assert (found.cpu, found.cpu_features, found.mps) == ("Apple M2", ("neon", "bf16"), True)
-        assert machine.pressure(tmp_path) is None
+        assert pressure.snapshot(tmp_path) is None
 
 
 def test_every_none_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,8 +259,8 @@ class TestPressure:
         files |= {"proc/stat": "cpu  1 2 3 4 5 6 7 8 100 100\ncpu0 1 1", "proc/vmstat": "nr_free 4\noom_kill 3"}
         stat = {"user/job/cpu.stat": "nr_throttled 2\nthrottled_usec 500", "user/cpu.stat": "nr_throttled 1\nx 1"}
         files |= v2(**stat, **{"user/job/memory.events": "low 0\noom_kill 1", "user/memory.events": "oom_kill 40"})
-        assert machine.pressure(write(tmp_path, files)) == machine.Pressure(
-            cpu_some_us=5, io_some_us=7, steal_jiffies=8, total_jiffies=36, throttled=3, throttled_us=500,
+        assert pressure.snapshot(write(tmp_path, files)) == pressure.Pressure(
+            cpu_some_us=5, io_some_us=7, steal_jiffies=8, total_jiffies=36, busy_jiffies=19, throttled=3, throttled_us=500,
             oom_kills=1, oom_kills_system=3,
         )  # fmt: skip
 
@@ -270,13 +270,13 @@ class TestPressure:
             "sys/fs/cgroup/cpu/cpu.stat": "nr_throttled 4\nthrottled_time 7000000",
             "sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2",
         }
-        expected = machine.Pressure(throttled=4, throttled_us=7000, oom_kills=2)
-        assert machine.pressure(write(tmp_path, files)) == expected
+        expected = pressure.Pressure(throttled=4, throttled_us=7000, oom_kills=2)
+        assert pressure.snapshot(write(tmp_path, files)) == expected
 
     def test_since(self) -> None:
-        before = machine.Pressure(cpu_some_us=10, oom_kills=1)
-        after = machine.Pressure(cpu_some_us=25, oom_kills=1, io_some_us=4)
-        assert after.since(before) == machine.Pressure(cpu_some_us=15, oom_kills=0)
+        before = pressure.Pressure(cpu_some_us=10, oom_kills=1)
+        after = pressure.Pressure(cpu_some_us=25, oom_kills=1, io_some_us=4)
+        assert after.since(before) == pressure.Pressure(cpu_some_us=15, oom_kills=0)
 
 
 def test_key_ignores_what_comes_and_goes(tmp_path: Path) -> None:
@@ -296,5 +296,5 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.look(measure=False).key == found.key
     if sys.platform == "linux":
         assert found.cpu
-        before, after = machine.pressure(), machine.pressure()
+        before, after = pressure.snapshot(), pressure.snapshot()
         assert before and after and after.since(before).total_jiffies is not None

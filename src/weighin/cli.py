@@ -176,7 +176,7 @@ def machine() -> None:
     """Show what this machine is and which engines are ready."""
     from rich.console import Console
 
-    from weighin import cache, engines, environments
+    from weighin import cache, engines, environments, instrument
     from weighin import machine as machine_module
     from weighin.report import terminal
 
@@ -188,7 +188,7 @@ def machine() -> None:
             versions = ", ".join(f"{name} {version}" for name, version in environments.versions(engine).items())
             ready.append((engine.name, f"not ready: no {', '.join(missing)}" if missing else f"ready: {versions}",
                           f"install it with: {engine.install}" if missing else ""))  # fmt: skip
-    Console().print(terminal.machine_view(found, ready))
+    Console().print(terminal.machine_view(found, ready, instrument.remembered(found.key)))
 
 
 @main.command()

@@ -155,7 +155,8 @@ def work(unit: Unit, plan: Plan, folder: Path, state: State, record: Any, out: P
         )
     job = job_of(unit, plan, schedule.repeats(state, unit), out)
     log = folder / "logs" / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', unit.contender)}.log"
-    return runner.run(job, environment, log, plan.limits, record)
+    private = engine.starts_processes(entry.contender)
+    return runner.run(job, environment, log, plan.limits, record, private_group=private)
 
 
 def job_of(unit: Unit, plan: Plan, repeats: int, out: Path | None = None) -> Job:

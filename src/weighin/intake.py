@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from weighin import __version__, cache, demo, engines, environments, hub, machine, model, prompts
+from weighin import __version__, cache, demo, engines, environments, hub, instrument, machine, model, prompts
 from weighin.engines import Settings, SnippetPrompt
 from weighin.errors import BadInput, WeighinError
 from weighin.machine import Machine
@@ -75,6 +75,7 @@ def make_plan(request: Request, say: Say) -> Plan:
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         model=it,
         machine=here,
+        instrument=instrument.remembered(here.key),
         entries=entries,
         workload=workload,
         reference=chosen,

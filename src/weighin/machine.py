@@ -1,4 +1,4 @@
-"""What the machine is: cores, caches, measured bandwidth, GPUs, the limits of its container, and how busy it was."""
+"""What the machine is: cores, caches, measured bandwidth, GPUs, and the limits of its container."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from weighin.bandwidth import (
+from weighin.bandwidth import remembered
+from weighin.system_files import (
     ROOT,
     allowed_cores,
     available_memory,
@@ -21,10 +22,7 @@ from weighin.bandwidth import (
     l3_cache,
     machine_memory,
     memory_limit,
-    number,
     read_text,
-    remembered,
-    table,
 )
 
 # The features that decide which kernels an engine picks.
@@ -74,6 +72,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     swap_bytes: int
     memory_bandwidth: float | None  # bytes per second, read by `threads` threads
     disk_free_bytes: int | None
+    governor: str | None  # the policy of the processor's clock
+    on_battery: bool | None
     gpus: tuple[Gpu, ...]
     gpu_reason: str | None  # why there is none, or why they are unknown
     mps: bool
@@ -89,25 +89,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(identity).hexdigest()[:16]
 
 
-class Pressure(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters that only grow; two snapshots tell whether the machine was busy in between. None: not readable here."""
-
-    cpu_some_us: int | None = None  # time in which some task waited for a core
-    memory_some_us: int | None = None
-    io_some_us: int | None = None
-    steal_jiffies: int | None = None  # taken by the hypervisor, of total_jiffies
-    total_jiffies: int | None = None
-    throttled: int | None = None  # times our container's CPU quota stopped it
-    throttled_us: int | None = None
-    oom_kills: int | None = None  # in our container
-    oom_kills_system: int | None = None
-
-    def since(self, earlier: "Pressure") -> "Pressure":
-        """What happened after `earlier`."""
-        pairs = {name: (getattr(self, name), getattr(earlier, name)) for name in self.__struct_fields__}
-        return Pressure(**{k: None if None in pair else max(0, pair[0] - pair[1]) for k, pair in pairs.items()})
-
-
 def look(cache: Path | None = None, *, measure: bool = True, root: Path = ROOT) -> Machine:
     """Look at this machine. `measure` reads memory for about a second, once per machine where there is a cache."""
     allowed = allowed_cores()
@@ -120,6 +101,8 @@ def look(cache: Path | None = None, *, measure: bool = True, root: Path = ROOT) 
     gpus, gpu_reason = _gpus()
     l3 = l3_cache(root)
     disk, disk_reason = _disk_free(cache)
+    governor = read_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    on_battery = _on_battery(root)
     unread = "no cgroup can be read here"
     why = {
         "cpu": (cpu, "neither /proc/cpuinfo nor the system names the CPU"),
@@ -128,6 +111,8 @@ def look(cache: Path | None = None, *, measure: bool = True, root: Path = ROOT) 
         "l3_bytes": (l3, "the system shows no level-3 cache"),
         "memory_limit_bytes": (limit, "no limit is set" if memory_groups else unread),
         "disk_free_bytes": (disk, disk_reason),
+        "governor": (governor, "the system shows no clock policy, as virtual machines do not"),
+        "on_battery": (on_battery, "the system shows no power supply"),
     }
     reasons = {field: reason for field, (value, reason) in why.items() if value is None}
     machine = Machine(
@@ -147,6 +132,8 @@ def look(cache: Path | None = None, *, measure: bool = True, root: Path = ROOT) 
         swap_bytes=swap,
         memory_bandwidth=None,
         disk_free_bytes=disk,
+        governor=governor,
+        on_battery=on_battery,
         gpus=gpus,
         gpu_reason=gpu_reason,
         mps=platform.system() == "Darwin" and platform.machine() == "arm64",
@@ -158,30 +145,11 @@ def look(cache: Path | None = None, *, measure: bool = True, root: Path = ROOT) 
     return msgspec.structs.replace(machine, memory_bandwidth=bandwidth)
 
 
-def pressure(root: Path = ROOT) -> Pressure | None:
-    """The counters now; None where the system has none of them (macOS)."""
-    proc = root / "proc"
-    some = {}
-    for what in ("cpu", "memory", "io"):
-        line = (read_text(proc / "pressure" / what) or "").partition("\n")[0]
-        some[f"{what}_some_us"] = number(line.rpartition("total=")[2]) if line.startswith("some ") else None
-    # user nice system idle iowait irq softirq steal; the guest times after them are already in user
-    jiffies = [int(n) for n in (read_text(proc / "stat") or "").partition("\n")[0].split()[1:9] if n.isdecimal()]
-    # A quota above ours stops us too; v1 counts nanoseconds.
-    cpu = [t for t in (table(group / "cpu.stat") for group in groups(root, "cpu")) if "nr_throttled" in t]
-    throttled_us = [t["throttled_usec"] if "throttled_usec" in t else t.get("throttled_time", 0) // 1000 for t in cpu]
-    # Our own group only: v2 counts the groups below it, and those above it count our neighbours.
-    events = [table(g / f) for g in groups(root, "memory") for f in ("memory.events", "memory.oom_control")]
-    found = Pressure(
-        **some,
-        steal_jiffies=jiffies[7] if len(jiffies) == 8 else None,
-        total_jiffies=sum(jiffies) if len(jiffies) == 8 else None,
-        throttled=sum(t["nr_throttled"] for t in cpu) if cpu else None,
-        throttled_us=sum(throttled_us) if cpu else None,
-        oom_kills=next((t["oom_kill"] for t in events if "oom_kill" in t), None),
-        oom_kills_system=table(proc / "vmstat").get("oom_kill"),
-    )
-    return None if found == Pressure() else found
+def _on_battery(root: Path) -> bool | None:
+    """Whether no mains supply is plugged in; None where there is none to ask."""
+    supplies = sorted((root / "sys/class/power_supply").glob("*"))
+    mains = [read_text(supply / "online") for supply in supplies if read_text(supply / "type") == "Mains"]
+    return all(online != "1" for online in mains) if mains else None
 
 
 def _disk_free(cache: Path | None) -> tuple[int | None, str]:

@@ -17,7 +17,7 @@ from weighin.doubts import Doubt, doubt
 from weighin.intervals import Interval
 from weighin.machine import Machine
 from weighin.model import Model
-from weighin.plan import Entry, Plan, Workload
+from weighin.plan import Entry, Instrument, Plan, Workload
 from weighin.verdict import Verdict
 
 SCHEMA_VERSION = 1
@@ -114,6 +114,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     model: Model
     machine: Machine
+    instrument: Instrument | None
     workload: Workload
     ids_hash: str
     reference: str | None
@@ -181,6 +182,7 @@ def fold(plan: Plan, records: Iterable[dict[str, Any]], *, complete: bool) -> Co
         complete=complete,
         model=plan.model,
         machine=plan.machine,
+        instrument=plan.instrument,
         workload=plan.workload,
         ids_hash=plan.workload.ids_hash,
         reference=plan.reference,
@@ -233,6 +235,11 @@ def _result(plan: Plan, entry: Entry, events: list[dict[str, Any]]) -> Contender
         if (text := decoded.get(("responses", e["prompt"])))
     ]
     first = decoded.get(("speed", 0))
+    effective: dict[str, Any] = of["effective"][-1]["effective"] if of["effective"] else {}
+    calls = [
+        Call(**{key: e[key] for key in ("round", "call", "prompt", "prompt_tokens", "ids", "times")})
+        for e in of["call"]
+    ]
     prepared = [e["seconds"] for e in ended if e["job"] == "prepare" and e["status"] == "ok"]
     versions: dict[str, str] = of["versions"][-1]["versions"] if of["versions"] else entry.versions
     return ContenderResult(
@@ -240,7 +247,7 @@ def _result(plan: Plan, entry: Entry, events: list[dict[str, Any]]) -> Contender
         named=entry.named,
         **failure,
         settings=entry.settings,
-        effective=of["effective"][-1]["effective"] if of["effective"] else {},
+        effective=effective,
         snippet=entry.snippet,
         dependencies=versions,
         weight_bytes=entry.weight_bytes,
@@ -249,11 +256,11 @@ def _result(plan: Plan, entry: Entry, events: list[dict[str, Any]]) -> Contender
         measurements=measurements,
         responses=responses,
         first_answer=first["text"] if first else None,
-        doubts=_doubts(plan, entry, ended, measurements, responses, len(speed_ok), of["doubt"]),
-        calls=[
-            Call(**{key: e[key] for key in ("round", "call", "prompt", "prompt_tokens", "ids", "times")})
-            for e in of["call"]
+        doubts=[
+            *(doubt(e["type"], e["evidence"]) for e in of["doubt"]),
+            *doubts.of_contender(plan, entry, ended, measurements, responses, calls, effective),
         ],
+        calls=calls,
         memory=[
             {k: v for k, v in e.items() if k not in ("event", "contender", "round", "job")}
             for e in of["memory"]
@@ -307,35 +314,3 @@ def _measurement(key: str, measure: probes.Measure, samples: list[Sample], reaso
         label=label, unit=measure.unit, better=measure.better, value=found.value, low=found.low, high=found.high,
         interval=found.interval, samples=samples,
     )  # fmt: skip
-
-
-def _doubts(
-    plan: Plan,
-    entry: Entry,
-    ended: list[dict[str, Any]],
-    measurements: dict[str, Measurement],
-    responses: list[Response],
-    rounds: int,
-    reported: list[dict[str, Any]],
-) -> list[Doubt]:
-    found = [doubt(e["type"], e["evidence"]) for e in reported]
-    found += doubts.of_units([e for e in ended if e["status"] == "ok"], plan.machine.threads)
-    if entry.settings["device_map"] in ("cuda", "auto"):
-        found += doubts.of_gpu(plan.machine)
-    if 0 < rounds < intervals.ENOUGH:
-        found.append(doubt("too_few_rounds", f"{rounds} of the {intervals.ENOUGH} processes that a 95% interval needs"))
-    for end in ended:
-        if end["status"] != "ok" and (end["job"] == "cold" or (end["job"] == "speed" and end["round"] > 1)):
-            found.append(doubt("failed_round", f"{end['job']} in round {end['round']}: {end['reason']}"))
-    read = measurements["disk_bytes_read_per_token"].value
-    if read is not None and read > doubts.PAGING_SHARE * entry.weight_bytes:
-        found.append(doubt("paging", f"it read {read / 1e6:.0f} MB from the disk for every token"))
-    if measurements["load_seconds"].value is None and rounds:
-        found.append(doubt("no_warm_load", measurements["load_seconds"].reason or "no load was warm"))
-    cut = [r.prompt + 1 for r in responses if r.finish == "length"]
-    if cut and not plan.workload.stop_ids:
-        found.append(doubt("no_stop", "no end token is known, so every answer ran to the cap"))
-    elif cut:
-        which = ", ".join(map(str, cut))
-        found.append(doubt("cut_off", f"answer {which} reached the cap of {plan.workload.response_cap} tokens"))
-    return found

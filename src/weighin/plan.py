@@ -148,6 +148,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.contender)
 
 
+class Instrument(msgspec.Struct, frozen=True, kw_only=True):
+    """What weighin itself adds: to every token, and to every run of a worker."""
+
+    seconds_per_token: float
+    seconds_per_run: float
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a run needs; saved as plan.json before the first worker starts."""
 
@@ -156,6 +163,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     model: Model
     machine: Machine
+    instrument: Instrument | None  # what weighin itself adds to a token and to a run
     entries: list[Entry]
     workload: Workload
     reference: str | None

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -16,9 +17,12 @@ from typing import Any
 
 import msgspec
 
-from weighin import cache, machine
+from weighin import cache
 from weighin.engines import Job
 from weighin.environments import Environment
+from weighin.pressure import Pressure, snapshot
+from weighin.probes.memory import PRIVATE_GROUP
+from weighin.system_files import ROOT, groups
 
 BOOT = "import sys; sys.path[:0] = [sys.argv[1]]; sys.path += sys.argv[2:]; from weighin.worker import main; main()"
 DEFAULT_LIMITS = {
@@ -56,9 +60,11 @@ def run(
     log: Path,
     limits: dict[str, float],
     on_event: Callable[[dict[str, Any]], None],
+    *,
+    private_group: bool = False,
 ) -> Outcome:
     """Start a worker, hand it the job, pass on its events, and say how it ended. Blocks; never polls."""
-    before = machine.pressure()
+    before, cpu_before = snapshot(), _children_cpu()
     began = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     receive, send = os.pipe()
@@ -79,6 +85,7 @@ def run(
             start_new_session=True,
         )
         os.close(send)
+        group = _make_group(process.pid) if private_group else None
         try:
             _hand_over(process, dataclasses.replace(job, spawned_at=began), send)
             for event in _events(receive, process.pid, last, limits):
@@ -91,15 +98,29 @@ def run(
         finally:
             os.close(receive)
             _kill_group(process)
-    seconds = time.monotonic() - began
+            _remove_group(group)
+    wall = seconds = time.monotonic() - began
     if ended and ended.get("virtual_seconds") is not None:
         seconds = float(ended["virtual_seconds"])
-    after = machine.pressure()
-    pressure = msgspec.to_builtins(after.since(before)) if after and before else None
+    pressure = _pressure(before, wall, _children_cpu() - cpu_before)
     if ended and ended["event"] == "done":
         return Outcome(status="ok", seconds=seconds, pressure=pressure)
     verdict = _explain(ended, late, process.returncode, last["phase"], pressure, log, log_start)
     return Outcome(seconds=seconds, pressure=pressure, **verdict)
+
+
+def _pressure(before: Pressure | None, wall: float, worker_cpu: float) -> dict[str, Any] | None:
+    """What the kernel counted while the job ran, beside what the worker itself used."""
+    after = snapshot()
+    if after is None or before is None:
+        return None
+    return {**msgspec.to_builtins(after.since(before)), "wall_seconds": wall, "worker_cpu_seconds": worker_cpu}
+
+
+def _children_cpu() -> float:
+    """Processor seconds of the workers that have ended so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def worker_environment(threads: int) -> dict[str, str]:
@@ -187,6 +208,30 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _make_group(pid: int) -> Path | None:
+    """A control group for one worker and all that it starts, so that their memory is counted together; if we may."""
+    for parent in groups(ROOT, "memory")[:1]:
+        group = parent / f"{PRIVATE_GROUP}{pid}"
+        try:
+            group.mkdir()
+            (group / "cgroup.procs").write_text(str(pid))
+        except OSError:
+            _remove_group(group)
+            return None
+        return group
+    return None
+
+
+def _remove_group(group: Path | None) -> None:
+    for _ in range(20):
+        if group is None or not group.exists():
+            return
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.05)  # its processes are killed, and gone in a moment
 
 
 def _explain(

@@ -99,6 +99,11 @@ class Engine(ABC):
         return None
 
     @classmethod
+    def starts_processes(cls, contender: Contender) -> bool:
+        """Whether it has processes of its own beside the worker's; their memory is then counted in one group."""
+        return False
+
+    @classmethod
     @abstractmethod
     def settings(cls, contender: Contender, machine: Machine, model: Model) -> Settings:
         """What the contender means here. Decided once; `load`, the report and the snippet all use this answer."""

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import random
 import signal
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN_SECONDS = {"fp32": 0.05, "bf16": 0.03, "nf4": 0.025, "int8": 0.04}
 BYTES = {"fp32": 4.0, "bf16": 2.0, "nf4": 0.5625, "int8": 1.0}
-SCRIPTS = ("constant", "slow-first", "bimodal", "drifting", "heavy-tailed", "noisy")
+SCRIPTS = ("constant", "slow-first", "slow-second", "bimodal", "drifting", "heavy-tailed", "noisy", "fickle")
 FAILURES = ("error", "oom", "segv", "kill", "hang", "silent")
 
 
@@ -40,6 +42,10 @@ class FakeEngine(Engine):
         "fail": ("*",),  # PHASE.KIND[.ROUND], e.g. load.oom
         "says": ("*",),  # ids it answers, dot-separated; then it repeats the last
         "real": (),  # really sleep
+        "alloc": ("*",),  # MiB that are there for 5 ms while it loads, for real
+        "mapped": ("*",),  # MiB of a file that it maps and reads
+        "fork": ("*",),  # MiB that a child of its own holds while it answers
+        "threads": ("*",),  # it says that it runs with so many
         "missing": (),  # pretend not to be installed
     }
     hidden = True
@@ -56,6 +62,10 @@ class FakeEngine(Engine):
     @classmethod
     def cannot_run(cls, contender: Contender, machine: Machine, model: Model) -> str | None:
         return "no CUDA GPU here" if contender.device == "cuda" and not machine.gpus else None
+
+    @classmethod
+    def starts_processes(cls, contender: Contender) -> bool:
+        return "fork" in contender.options
 
     @classmethod
     def settings(cls, contender: Contender, machine: Machine, model: Model) -> Settings:
@@ -98,6 +108,7 @@ class FakeEngine(Engine):
         if self.script == "drifting":
             self.factor *= 1.0 + 0.1 * (job.round - 1)
         self.calls = 0
+        self.children: list[int] = []
 
     def clock(self) -> float:
         return self.virtual_now
@@ -109,15 +120,19 @@ class FakeEngine(Engine):
     def load(self) -> None:
         self._fail("load")
         self._pass(self.load_seconds)
+        self._use_memory()
 
     def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
         self.calls += 1
         said = [int(i) for i in self.job.options.get("says", "").split(".") if i] or list(ids)
+        if self.script == "fickle":
+            said = [said[0] + self.job.round % 2]
         new: list[int] = []
         self._pass(0.001 * len(ids) * self.factor)
         for i in range(n):
             self._fail(f"token{i + 1}")
-            slow = 5.0 if self.script == "slow-first" and self.calls == 1 else 1.0
+            slow_calls = {"slow-first": 1, "slow-second": 2}.get(self.script, 0)
+            slow = 5.0 if self.calls <= slow_calls else 1.0
             tail = self.random.paretovariate(1.5) if self.script == "heavy-tailed" else 1.0
             noise = self.random.lognormvariate(0.0, 0.1) if self.script == "noisy" else 1.0
             self._pass(self.token_seconds * self.factor * slow * tail * noise)
@@ -131,7 +146,37 @@ class FakeEngine(Engine):
         return None
 
     def effective(self) -> dict[str, Any]:
-        return {"dtype": self.job.precision, "threads": self.job.threads, "devices": [self.job.device]}
+        threads = int(self.job.options.get("threads") or self.job.threads)
+        return {"dtype": self.job.precision, "threads": threads, "devices": [self.job.device]}
+
+    def close(self) -> None:
+        for child in self.children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    def _use_memory(self) -> None:
+        """Memory that is really used, so that what a probe reports can be checked against what is known."""
+        options = self.job.options
+        if "alloc" in options:
+            held = bytearray(_mib(options["alloc"]))
+            _touch(held)
+            time.sleep(0.005)
+            del held
+        if "mapped" in options:
+            with tempfile.TemporaryFile() as file:
+                file.truncate(_mib(options["mapped"]))
+                self.mapped = mmap.mmap(file.fileno(), 0)
+                _touch(self.mapped)
+        if "fork" in options:
+            ready, done = os.pipe()
+            child = os.fork()
+            if child == 0:
+                held = bytearray(_mib(options["fork"]))
+                _touch(held)
+                os.write(done, b"!")
+                time.sleep(3600)
+            os.read(ready, 1)
+            self.children.append(child)
 
     def _pass(self, seconds: float) -> None:
         self.virtual_now += seconds
@@ -153,6 +198,16 @@ class FakeEngine(Engine):
         if kind == "hang":
             time.sleep(3600)
         raise RuntimeError(f"scripted: failed at {phase}")
+
+
+def _mib(text: str) -> int:
+    return int(text) << 20
+
+
+def _touch(memory: bytearray | mmap.mmap) -> None:
+    """Every page, so that it is there and not only promised."""
+    for start in range(0, len(memory), mmap.PAGESIZE):
+        memory[start] = 1
 
 
 ENGINE = FakeEngine

@@ -6,9 +6,12 @@ Sampling misses short peaks; VmHWM cannot. (ru_maxrss would inherit the peak of 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from weighin.probes import Measure, Probe, Session
+
+PRIVATE_GROUP = "weighin-"  # how the control group of one job is named
 
 
 class MemoryProbe(Probe):
@@ -24,17 +27,19 @@ class MemoryProbe(Probe):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.anonymous: list[int] = []
+        self.children: dict[int, int] = {}  # the peak of each process that the engine started, where it was seen
 
     def phase_ended(self, phase: str) -> None:
         status = _status()
+        for child in _descendants(os.getpid()):
+            self.children[child] = max(self.children.get(child, 0), _status(child).get("VmHWM", 0))
         if "RssAnon" in status:
             self.anonymous.append(status["RssAnon"])
         self.session.emit({"event": "memory", "phase": phase, **status, **self.session.engine.device_memory()})
 
     def finish(self) -> None:
         session = self.session
-        peak = _status().get("VmHWM") or _peak_without_proc()
-        session.sample("peak_ram_bytes", peak)
+        session.sample("peak_ram_bytes", self._peak())
         if self.anonymous:
             session.sample("peak_ram_anonymous_bytes", float(max(self.anonymous)))
         else:
@@ -52,11 +57,59 @@ class MemoryProbe(Probe):
         else:
             session.sample("peak_vram_driver_bytes", float(driver))
 
+    def _peak(self) -> float | None:
+        """This process's own peak; with children, their common group's, or else an upper bound that says so."""
+        own = _status().get("VmHWM") or _peak_without_proc()
+        ended = _ended_children_peak()
+        if own is None or not (self.children or ended):
+            return own
+        if (group := _private_group_peak()) is not None:
+            return float(group)
+        bound = own + max(sum(self.children.values()), ended)
+        evidence = f"it has {len(self.children) or 'some'} processes of its own; their peaks are added up"
+        self.session.emit({"event": "doubt", "type": "memory_upper_bound", "evidence": evidence})
+        return bound
 
-def _status() -> dict[str, int]:
-    """Bytes of VmHWM, VmRSS, RssAnon and RssFile of this process, where the system tells."""
+
+def _descendants(pid: int) -> list[int]:
+    """The living processes below one, as far as the system shows them."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [int(child) for child in children] + [below for child in children for below in _descendants(int(child))]
+
+
+def _ended_children_peak() -> float:
+    """The largest peak of a child that has ended and was waited for."""
+    try:
+        import resource
+    except ImportError:
+        return 0.0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
+
+
+def _private_group_peak() -> int | None:
+    """The peak of the control group that holds this job alone, if weighin could make one."""
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not Path(path).name.startswith(PRIVATE_GROUP):
+                continue
+            if "memory" in controllers.split(","):
+                return int(Path(f"/sys/fs/cgroup/memory{path}/memory.max_usage_in_bytes").read_text())
+            if not controllers:
+                return int(Path(f"/sys/fs/cgroup{path}/memory.peak").read_text())
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _status(pid: int | str = "self") -> dict[str, int]:
+    """Bytes of VmHWM, VmRSS, RssAnon and RssFile of a process, where the system tells."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return {}
     fields = (line.partition(":") for line in lines)

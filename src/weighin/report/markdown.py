@@ -167,6 +167,7 @@ def _machine(comparison: Comparison) -> str:
             f"{m.cpu or 'unknown CPU'}: {m.cores_physical or '?'} cores, {m.threads} used; {', '.join(m.cpu_features)}",
             f"memory {number(m.memory_bytes / 1e9)} GB{limit}, {bandwidth}",
             f"GPU: {gpus}",
+            table.own_cost(comparison.instrument),
         )
     )
 

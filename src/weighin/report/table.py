@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from weighin import intervals
+from weighin.intervals import Interval
 from weighin.measurements import Comparison, ContenderResult, Measurement
+from weighin.plan import Instrument
 
 NOTHING = "—"
 FRACTIONS = (
@@ -21,6 +24,7 @@ FRACTIONS = (
     (1.0, "the same"),
 )
 NEAR = 0.08
+MOST_ROUNDS_WORTH_SAYING = 500
 
 Cell = Callable[[Comparison, ContenderResult], str]
 
@@ -86,10 +90,18 @@ def against(comparison: Comparison, result: ContenderResult, key: str) -> str:
     if ratio is None:
         return ""
     if ratio.low <= 1 <= ratio.high:
-        return "no difference shown to the reference"
+        return f"no difference shown to the reference{more_rounds(ratio)}"
     word = "lower" if ratio.value < 1 else "higher"
     bounds = f"{number(ratio.low)}–{number(ratio.high)}" if ratio.processes > 1 else "one round"
     return f"{word}: {number(ratio.value)} times the reference's ({bounds})"
+
+
+def more_rounds(ratio: Interval) -> str:
+    """What it would take to decide a ratio that is not decided."""
+    needed = intervals.rounds_needed(ratio)
+    if needed is None or needed > MOST_ROUNDS_WORTH_SAYING:
+        return ""
+    return f"; about {needed - ratio.processes} more rounds would"
 
 
 def lines(*parts: str) -> str:
@@ -135,6 +147,14 @@ def _size(comparison: Comparison, result: ContenderResult) -> str:
     if disk and disk.value:
         parts.append(f"{figure(disk)} on disk")
     return lines(*parts)
+
+
+def own_cost(instrument: Instrument | None) -> str:
+    """What weighin's harness itself adds, by its own measurement."""
+    if instrument is None:
+        return "weighin's own cost: not known (the null engine did not run)"
+    token, run = figure_seconds(instrument.seconds_per_token), figure_seconds(instrument.seconds_per_run)
+    return f"weighin's own cost, measured with an engine that does nothing: {token} a token, {run} a process"
 
 
 def figure_bytes(value: float) -> str:

@@ -15,8 +15,18 @@ from rich.text import Text
 from weighin.intervals import ENOUGH
 from weighin.machine import Machine
 from weighin.measurements import Comparison, ContenderResult
-from weighin.plan import Plan
-from weighin.report.table import NOTHING, figure, figure_bytes, figure_seconds, number, scale, visible
+from weighin.plan import Instrument, Plan
+from weighin.report.table import (
+    NOTHING,
+    figure,
+    figure_bytes,
+    figure_seconds,
+    more_rounds,
+    number,
+    own_cost,
+    scale,
+    visible,
+)
 from weighin.schedule import State, Unit, round_seconds
 
 COLUMNS = (
@@ -203,7 +213,7 @@ def _speed_against(comparison: Comparison, c: ContenderResult) -> str:
     if ratio is None:
         return NOTHING
     if ratio.low <= 1 <= ratio.high:
-        return "no difference shown"
+        return f"no difference shown{more_rounds(ratio)}"
     faster, value, low, high = "faster", ratio.value, ratio.low, ratio.high
     if value < 1:
         faster, value, low, high = "slower", 1 / value, 1 / high, 1 / low
@@ -219,7 +229,9 @@ def text(comparison: Comparison, width: int = 160) -> str:
     return console.file.getvalue()
 
 
-def machine_view(machine: Machine, engines: list[tuple[str, str, str]]) -> RenderableType:
+def machine_view(
+    machine: Machine, engines: list[tuple[str, str, str]], instrument: Instrument | None
+) -> RenderableType:
     """What `weighin machine` shows."""
     table = Table(show_header=False)
     table.add_column(style="bold")
@@ -264,6 +276,7 @@ def machine_view(machine: Machine, engines: list[tuple[str, str, str]]) -> Rende
         )
     if not machine.gpus:
         rows.append(("GPU", f"none: {machine.gpu_reason}"))
+    rows.append(("instrument", own_cost(instrument)))
     rows += [(f"engine {name}", f"{state}{chr(10) + remedy if remedy else ''}") for name, state, remedy in engines]
     for title, value in rows:
         table.add_row(Text(title), Text(visible(value)))
