@@ -182,7 +182,7 @@ def measure(python: Path, model_folder: str, threads: int, new_tokens: int, prom
     return {
         "decode": speed["value"],
         "load_seconds": load["mean"],
-        "peak_ram_bytes": max(peak["max_ram"] for peak in peaks) * 1e6,
+        "peak_ram_bytes": round(max(peak["max_ram"] for peak in peaks) * 1e6),
         "seconds": seconds,
         "parent_cpu_share": share,
     }

@@ -4,7 +4,6 @@ import io
 import itertools
 import math
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,20 +13,30 @@ import numpy as np
 import pytest
 from conftest import Finished
 from hypothesis import given
+from report import hostile
 from rich.console import Console
 
 from weighin import intervals
 from weighin.diff import (
-    BETTER, EQUAL, HEADLINE, NO_DIFFERENCE, WORSE, Change, Diff, chance_apart, change, check_same_workload, diff,
-    moses_rank, rank_sum_counts, unpaired_ratio,
+    BETTER,
+    EQUAL,
+    HEADLINE,
+    NO_DIFFERENCE,
+    WORSE,
+    Change,
+    Diff,
+    chance_apart,
+    change,
+    check_same_workload,
+    diff,
+    moses_rank,
+    rank_sum_counts,
+    unpaired_ratio,
 )  # fmt: skip
 from weighin.doubts import doubt
 from weighin.errors import BadInput
 from weighin.measurements import Comparison, Measurement, Sample
 from weighin.report import changes
-
-sys.path.insert(0, str(Path(__file__).parent / "report"))
-import hostile
 
 DECODE = "decode_tokens_per_second"
 replace = msgspec.structs.replace
@@ -295,12 +304,16 @@ def test_figures_against_another_reference_are_left_out(finished: Finished) -> N
 
 
 def test_versions_settings_and_doubts_that_changed(finished: Finished) -> None:
-    base = finished.comparison
-    old = with_first(base, dependencies={"torch": "2.6", "numpy": "1", "gone": "3"}, effective={"dtype": "fp32"})
-    busy = doubt("machine_busy", "12% of the time")
-    new = with_first(base, dependencies={"torch": "2.7", "numpy": "1"}, effective={"dtype": "bf16"}, doubts=[busy])
+    few, busy = doubt("too_few_rounds", "2 of 6"), doubt("machine_busy", "12% of the time")
+    old = with_first(
+        finished.comparison, doubts=[few], effective={"dtype": "fp32"},
+        dependencies={"torch": "2.6", "numpy": "1", "gone": "3"},
+    )  # fmt: skip
+    new = with_first(
+        finished.comparison, doubts=[few, busy], effective={"dtype": "bf16"},
+        dependencies={"torch": "2.7", "numpy": "1"},
+    )  # fmt: skip
     new = with_figures(new, load_seconds=replace(measured(1), value=None, samples=[], reason="no load was warm"))
-    new = with_first(new, doubts=[busy, *base.contenders[0].doubts])
     report, terminal = changes.render(diff(old, new)), shown(diff(old, new))
     for words in (
         "torch was 2.6 and is 2.7",
@@ -319,7 +332,7 @@ def test_contenders_that_appear_vanish_or_fail(finished: Finished) -> None:
     old = finished.comparison
     first, second, third, fourth = old.contenders
     new = replace(old, contenders=[
-        replace(first, status="out_of_memory", reason="too big", measurements={}), third, replace(fourth, name="x:y@z"),
+        replace(first, status="out_of_memory", reason="too big", rounds=0), third, replace(fourth, name="x:y@z"),
     ])  # fmt: skip
     found = diff(old, new)
     assert found.contenders == []

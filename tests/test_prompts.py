@@ -275,7 +275,7 @@ def test_a_tokenizer_that_does_not_load_says_what_the_folder_needs(
 
 def test_decoding_leaves_out_special_tokens_only(quick_prompts: None, tiny_model: Path) -> None:
     answers = [[BOS, *ids_of("héllo 💥\n<s"), EOS], [EOS], []]
-    assert decode(str(tiny_model), answers, None, False) == [
+    assert decode(str(tiny_model), answers, [False] * len(answers), None, False) == [
         {"text": "héllo 💥\n<s", "thinking": None, "whole": "héllo 💥\n<s"},
         {"text": "", "thinking": None, "whole": ""},
         {"text": "", "thinking": None, "whole": ""},
@@ -288,7 +288,7 @@ def test_the_thinking_part_is_told_apart(quick_prompts: None, tmp_path: Path) ->
     assert marks == ["<think>", "</think>"]
     hm, so = ids_of("hm"), ids_of("so")
     answers = [[THINK, *hm, END_THINK, *so, EOS], [*hm, END_THINK, *so], [THINK, *hm], so, [END_THINK]]
-    found = decode(str(model), answers, marks, False)
+    found = decode(str(model), answers, [False] * len(answers), marks, False)
     assert [(f["thinking"], f["text"]) for f in found] == [
         ("hm", "so"),
         ("hm", "so"),  # the template had opened it

@@ -76,10 +76,10 @@ def test_what_is_no_rule(text: str, said: str) -> None:
         parse(text)
 
 
-PIECES = st.sampled_from(
-    [*("<", ">", "<=", ">=", "=", "/", "@", "%", "GB", "ms", "1e9", "9" * 400, "0.5", ".", "-", " ", "\n", "\u0663")]
-    + [DECODE, "peak_ram_bytes", "regression", "fake:fp32@cpu", "+token=1", "top1_agreement", "@512"]
-)
+PIECES = st.sampled_from([
+    *("<", ">", "<=", ">=", "=", "/", "@", "%", "GB", "ms", "1e9", "9" * 400, "0.5", ".", "-", " ", "\n", "\u0663"),
+    *(DECODE, "peak_ram_bytes", "regression", "fake:fp32@cpu", "+token=1", "top1_agreement", "@512"),
+])  # fmt: skip
 
 
 @given(st.text() | st.lists(PIECES, max_size=9).map("".join))
@@ -102,10 +102,8 @@ def test_a_rule_that_holds_says_nothing(finished: Finished) -> None:
 
 
 def test_every_contender_with_a_figure_is_judged(finished: Finished) -> None:
-    found = check([parse(f"{DECODE}<30")], finished.comparison)
-    assert found == [f"{DECODE}<30: {FIRST} has 20.0 tokens/s"] or found[0].startswith(
-        f"{DECODE}<30: {FIRST} has 20.0 "
-    )
+    (found,) = check([parse(f"{DECODE}<30")], finished.comparison)
+    assert found.startswith(f"{DECODE}<30: {FIRST} has 20.0 tokens/s")
     assert len(check([parse(f"{DECODE}<100")], finished.comparison)) == 2
 
 
@@ -198,7 +196,7 @@ def test_bytes_that_are_counted_need_no_rounds(finished: Finished) -> None:
 
 
 def test_what_ran_and_does_not_any_more_is_a_regression(finished: Finished) -> None:
-    new = with_first(finished.comparison, status="out_of_memory", reason="too big", measurements={})
+    new = with_first(finished.comparison, status="out_of_memory", reason="too big", rounds=0)
     assert check([parse("regression>5%")], new, finished.comparison) == [
         f"regression>5%: {FIRST} was ok, is out_of_memory: too big"
     ]
@@ -229,5 +227,5 @@ def test_a_real_regression(fakes: Callable[..., Comparison], tmp_path: Path) -> 
 def test_the_error_lists_every_sentence() -> None:
     error = RuleFailed(["a<1: x", "b>2: y"])
     assert error.exit_code == 3
-    assert str(error) == "2 --fail-on rules failed:\n- a<1: x\n- b>2: y"
+    assert str(error) == "These --fail-on rules failed:\n- a<1: x\n- b>2: y"
     assert str(RuleFailed(["a<1: x"])) == "A --fail-on rule failed:\n- a<1: x"

@@ -29,6 +29,7 @@ def job(model: Path, name: str, kind: str = "speed") -> Job:
     return Job(
         kind=kind, round=1, contender=str(contender), engine="fake", precision=contender.precision,
         device=contender.device, options=contender.options, settings={"dependencies": []}, model_path=str(model),
+        weight_files=[str(model / "model.safetensors")],
         prepared=None, out=None, threads=1, prompts=[ids_of("hello"), ids_of("bye")], lengths={}, stop_ids=[1],
         max_new_tokens=3, response_cap=5, repeats=2, remote_code=False, allow_pickle=False, spawned_at=0.0,
     )  # fmt: skip

@@ -24,7 +24,7 @@ def stream(request: intake.Request, say: Callable[[str], None], write: Callable[
     stop = set(plan.workload.stop_ids)
     with (
         tempfile.TemporaryDirectory(prefix="weighin-") as folder,
-        prompts.stream_decoder(plan.model.path, plan.remote_code) as add,
+        prompts.stream_decoder(plan.tokenizer_path, plan.remote_code) as add,
     ):
 
         def on_event(event: dict[str, Any]) -> None:

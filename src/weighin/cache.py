@@ -44,7 +44,8 @@ def make(folder: Path, build: Callable[[Path], None]) -> bool:
     with FileLock(f"{folder}.lock"):
         if is_complete(folder):
             return False
-        shutil.rmtree(folder, ignore_errors=True)
+        for left_over in (folder, *folder.parent.glob(f".{folder.name}-*")):  # of a run that was killed
+            shutil.rmtree(left_over, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
             build(temporary)

@@ -88,7 +88,7 @@ def compare(model: str | None, resumed: str | None, out: str | None, **options: 
     from rich.console import Console
 
     from weighin import intake
-    from weighin.compare import check_new_folder, default_folder, exit_code, resume, start
+    from weighin.compare import RESULTS, check_new_folder, default_folder, exit_code, resume, start
     from weighin.report import terminal
 
     console = Console(stderr=False)
@@ -100,8 +100,7 @@ def compare(model: str | None, resumed: str | None, out: str | None, **options: 
     else:
         if model is None:
             raise BadInput("Which model? Give a folder, a GGUF file, a Hub id, or demo-base.")
-        if out is not None:
-            check_new_folder(Path(out))
+        check_new_folder(Path(out) if out else Path(RESULTS) / "new")
         plan = intake.make_plan(_request(model, options), say=lambda text: click.echo(text, err=True))
         folder = Path(out) if out else default_folder(plan)
         comparison = start(plan, folder, show)

@@ -15,16 +15,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from weighin import cache, engines, environments, intake, measurements, prompts, report, runner, schedule
+from weighin import __version__, cache, engines, environments, intake, measurements, prompts, report, runner, schedule
 from weighin.engines import Job
 from weighin.errors import BadInput, Interrupted, WeighinError
 from weighin.journal import Journal, read
 from weighin.measurements import Comparison
 from weighin.plan import Plan, parse_duration
+from weighin.probes.disk import weight_files
 from weighin.schedule import State, Unit
 
 PLAN = "plan.json"
 LOCK = ".lock"
+RESULTS = "weighin-results"
 WARM_SHARE = 0.5
 UNIT_FIELDS = {"event", "contender", "round", "job"}
 
@@ -102,7 +104,6 @@ def _carry_out(plan: Plan, folder: Path, show: Show) -> Comparison:
     show.planned(plan, folder)
     interrupted = False
     try:
-        _warm_page_cache(plan)
         while (unit := schedule.next_unit(plan, state)) is not None:
             _do(unit, plan, folder, journal, state, show)
     except KeyboardInterrupt:
@@ -135,20 +136,22 @@ def _do(unit: Unit, plan: Plan, folder: Path, journal: Journal, state: State, sh
         state.add(note)
     record({"event": "started", "at": time.time()})
     show.began(unit, state)
+    if unit.job == "speed" and unit.round == 1:
+        _warm_page_cache(job_of(unit, plan, 1), plan)
     if unit.job == "prepare":
         outcome = prepare(unit, plan, folder, state, record)
     else:
         outcome = work(unit, plan, folder, state, record)
-    if outcome.status == "ok":
-        _decode(unit, plan, calls, record)
     record({"event": "ended", "at": time.time(), **msgspec.to_builtins(outcome)})
+    if outcome.status == "ok":
+        _decode(unit, plan, calls, record, journal)
     show.ended(unit, state)
 
 
 def work(unit: Unit, plan: Plan, folder: Path, state: State, record: Any, out: Path | None = None) -> runner.Outcome:
     entry = plan.entry(unit.contender)
     engine = engines.everything()[entry.contender.engine]
-    environment = environments.for_contender(engine, entry.contender)
+    environment = environments.for_contender(engine, entry.contender, plan.model)
     if isinstance(environment, environments.Missing):
         return runner.Outcome(
             status="not_installed", phase="start", reason=environment.reason, remedy=environment.remedy, seconds=0.0
@@ -172,6 +175,7 @@ def job_of(unit: Unit, plan: Plan, repeats: int, out: Path | None = None) -> Job
         options=entry.contender.options,
         settings=entry.settings,
         model_path=plan.model.path,
+        weight_files=list(plan.model.weight_files),
         prepared=str(cache.prepared(plan.model.fingerprint, entry.recipe)) if entry.recipe else None,
         out=str(out) if out else None,
         threads=plan.machine.threads,
@@ -205,7 +209,7 @@ def prepare(unit: Unit, plan: Plan, folder: Path, state: State, record: Any) -> 
     return outcomes[0] if outcomes else runner.Outcome(status="ok", seconds=0.0)
 
 
-def _decode(unit: Unit, plan: Plan, calls: list[dict[str, Any]], record: Any) -> None:
+def _decode(unit: Unit, plan: Plan, calls: list[dict[str, Any]], record: Any, journal: Journal) -> None:
     """The texts of a job's answers: of its responses, and in round one of the very first call."""
     wanted = {"responses": "response", "speed": "first"}.get(unit.job) if unit.round == 1 else None
     mine = [call for call in calls if call["call"] == wanted]
@@ -213,7 +217,13 @@ def _decode(unit: Unit, plan: Plan, calls: list[dict[str, Any]], record: Any) ->
         return
     stop = set(plan.workload.stop_ids)
     answers = [_cut(call["ids"], stop) for call in mine]
-    texts = prompts.decode(plan.model.path, answers, plan.workload.thinking, plan.remote_code)
+    work = plan.workload
+    opened = [work.rendered[call["prompt"]].thinking_open for call in mine]
+    try:
+        texts = prompts.decode(plan.tokenizer_path, answers, opened, work.thinking, plan.remote_code)
+    except WeighinError as error:  # the figures are there all the same
+        journal.append({"event": "note", "text": f"The answers of {unit.contender} could not be decoded: {error}"})
+        return
     for call, text in zip(mine, texts, strict=True):
         record({"event": "decoded", "prompt": call["prompt"], **text})
 
@@ -223,12 +233,9 @@ def _cut(ids: list[int], stop: set[int]) -> list[int]:
     return next((ids[:i] for i, token in enumerate(ids) if token in stop), ids)
 
 
-def _warm_page_cache(plan: Plan) -> None:
+def _warm_page_cache(job: Job, plan: Plan) -> None:
     """Read the weights once before anything is timed, so that warm loads are warm; not where they would not stay."""
-    from weighin.probes.disk import WEIGHTS
-
-    path = Path(plan.model.path)
-    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in WEIGHTS]
+    files = weight_files(job)
     if sum(file.stat().st_size for file in files) > plan.machine.memory_available_bytes * WARM_SHARE:
         return
     buffer = bytearray(1 << 20)
@@ -242,7 +249,7 @@ def default_folder(plan: Plan) -> Path:
     """weighin-results/MODEL-TIME under the current folder."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.name).strip("-.") or "model"
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("weighin-results") / f"{name}-{stamp}"
+    return Path(RESULTS) / f"{name}-{stamp}"
 
 
 def load_plan(folder: Path) -> Plan:
@@ -269,8 +276,7 @@ def _claimed(folder: Path, *, new: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
-        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()  # the file stays: whoever waits for it has it open already
 
 
 def check_new_folder(folder: Path) -> None:
@@ -317,6 +323,8 @@ def _check_unchanged(plan: Plan, folder: Path) -> None:
     if plan.threads_asked:
         here = msgspec.structs.replace(here, threads=plan.threads_asked)
     differences = []
+    if plan.weighin_version != __version__:
+        differences.append(f"weighin was {plan.weighin_version} and is {__version__} now")
     if now.fingerprint != plan.model.fingerprint:
         differences.append(f"the model at {plan.model.path} has changed")
     if here.key != plan.machine.key:

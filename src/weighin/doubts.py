@@ -96,7 +96,7 @@ def of_gpu(machine: Machine) -> list[Doubt]:
     found = []
     for gpu in machine.gpus:
         used = gpu.memory_bytes - gpu.memory_free_bytes
-        if used < max(GPU_IDLE_SHARE * gpu.memory_bytes, GPU_IDLE_BYTES) and not gpu.processes:
+        if used < max(GPU_IDLE_SHARE * gpu.memory_bytes, GPU_IDLE_BYTES):
             continue
         who = ", ".join(
             f"{p.name or 'a process'} (pid {p.pid}{', the session weighin was started from' if p.ours else ''})"
@@ -156,12 +156,15 @@ def drift(values: Sequence[float]) -> float | None:
 
 
 def slow_start(calls: Sequence[Call]) -> float | None:
-    """How many times the later steady answers of its process the first one took; the least of the processes."""
-    by_round: dict[int, list[float]] = defaultdict(list)
+    """How many times the later answers to the same prompt the first steady one took; the least of the processes."""
+    by_round: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         if call.call == "steady":
-            by_round[call.round].append(call.times[-1])
-    ratios = [times[0] / median(times[1:]) for times in by_round.values() if len(times) > 1]
+            by_round[call.round].append(call)
+    ratios = []
+    for first, *later in by_round.values():
+        if again := [call.times[-1] for call in later if call.prompt == first.prompt]:
+            ratios.append(first.times[-1] / median(again))
     return min(ratios) if len(ratios) >= 2 else None
 
 
@@ -189,7 +192,7 @@ def of_contender(
     """Every doubt about one contender."""
     ok = [e for e in ended if e["status"] == "ok"]
     found = of_machine(ok, plan.machine)
-    if entry.settings["device_map"] in ("cuda", "auto"):
+    if entry.settings.get("uses_gpu"):
         found += of_gpu(plan.machine)
     found += of_speed(measurements["decode_tokens_per_second"].by_round(), calls, plan.machine)
     for end in ended:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from weighin.engines import Engine
+from weighin.model import Model
 from weighin.plan import Contender
 
 
@@ -29,12 +30,14 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str
 
 
-def for_contender(engine: type[Engine], contender: Contender) -> Environment | Missing:
+def for_contender(engine: type[Engine], contender: Contender, model: Model) -> Environment | Missing:
     """The environment a contender runs in."""
-    unmet = [text for text in engine.requirements_for(contender) if not _met(text)]
+    unmet = [text for text in engine.requirements_for(contender, model) if not _met(text)]
     if not unmet:
         return this_interpreter()
-    return Missing(reason=f"this Python has no {', '.join(unmet)}", remedy=engine.install)
+    return Missing(
+        reason=f"this Python has no {', '.join(unmet)}", remedy=f"pip install {' '.join(repr(text) for text in unmet)}"
+    )
 
 
 def missing(engine: type[Engine]) -> list[str]:

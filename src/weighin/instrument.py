@@ -34,7 +34,8 @@ def measure() -> Instrument | None:
     """Run the null engine once, in a worker of its own; None if that failed."""
     job = Job(
         kind="speed", round=1, contender="null:none@cpu", engine="null", precision="none", device="cpu", options={},
-        settings={"dependencies": []}, model_path="", prepared=None, out=None, threads=1, prompts=[[0]], lengths={},
+        settings={"dependencies": []}, model_path="", weight_files=[], prepared=None, out=None, threads=1,
+        prompts=[[0]], lengths={},
         stop_ids=[], max_new_tokens=TOKENS, response_cap=1, repeats=REPEATS, remote_code=False, allow_pickle=False,
         spawned_at=0.0,
     )  # fmt: skip

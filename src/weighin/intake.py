@@ -10,15 +10,16 @@ import datetime
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from weighin import __version__, cache, demo, engines, environments, hub, instrument, machine, model, prompts
+from weighin import __version__, cache, demo, engines, environments, hub, instrument, machine, model, prompts, unpack
 from weighin.engines import Settings, SnippetPrompt
-from weighin.errors import BadInput, WeighinError
+from weighin.errors import BadInput
 from weighin.machine import Machine
 from weighin.model import Model
 from weighin.plan import Contender, Entry, Plan, Prompt, Rendered, Workload
@@ -27,6 +28,7 @@ from weighin.runner import DEFAULT_LIMITS, worker_environment
 
 Say = Callable[[str], None]
 DEMOS = ("demo", "demo-base")
+SAY_EVERY = 5.0
 MEMORY_MARGIN = 0.95  # of what is free: a process needs a little more than its weights
 HEADROOM_BYTES = 400e6  # interpreter and libraries
 
@@ -64,16 +66,19 @@ def make_plan(request: Request, say: Say) -> Plan:
         here = msgspec.structs.replace(here, threads=request.threads)
     it = find_model(request.model, request.remote_code, request.allow_pickle, say)
     say("making the tokens")
-    workload = _workload(request, it, asked)
+    tokenizer_path = _tokenizer_path(it, say)
+    workload, auto_class = _workload(request, it, tokenizer_path, asked)
+    it = msgspec.structs.replace(it, auto_class=auto_class)
     contenders = named or _default_contenders(here, it)
     if reference and reference not in contenders:
         contenders = [*contenders, reference]
-    entries = [_entry(c, c in named, here, it, workload, request.force) for c in contenders]
+    entries = [_entry(c, c in named, here, it, workload, request) for c in contenders]
     chosen, note = _reference(entries, reference, it)
     return Plan(
         weighin_version=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         model=it,
+        tokenizer_path=tokenizer_path,
         machine=here,
         instrument=instrument.remembered(here.key),
         entries=entries,
@@ -96,7 +101,9 @@ def find_model(source: str, remote_code: str, allow_pickle: bool, say: Say) -> M
     path = Path(source).expanduser()
     if path.exists() or not hub.is_hub_id(source):
         return model.inspect(source, path, remote_code=remote_code, allow_pickle=allow_pickle)
-    folder = hub.resolve(source, allow_pickle=allow_pickle, before=lambda d: say(_download_size(d)))
+    folder = hub.resolve(
+        source, allow_pickle=allow_pickle, before=lambda d: say(_download_size(d)), on_progress=_progress(say)
+    )
     return model.inspect(source, folder, remote_code=remote_code, allow_pickle=allow_pickle)
 
 
@@ -104,25 +111,49 @@ def _download_size(download: hub.Download) -> str:
     return f"downloading {download.repo}: {download.bytes / 1e9:.2f} GB in {len(download.files)} files"
 
 
+def _progress(say: Say) -> Callable[[int, int], None]:
+    """Says every few seconds how far a download is and how long it will take."""
+    began = said = time.monotonic()
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if done and now - said >= SAY_EVERY:
+            said = now
+            left = (now - began) * (total - done) / done
+            say(f"  {done / 1e9:.2f} of {total / 1e9:.2f} GB, about {left:.0f} s left")
+
+    return on_progress
+
+
+def _tokenizer_path(it: Model, say: Say) -> str:
+    """The folder of the model's tokenizer; that of a GGUF is unpacked once, since reading it there takes long."""
+    if it.kind != "gguf":
+        return it.path
+    folder = cache.prepared(it.fingerprint, unpack.TOKENIZER_RECIPE)
+    _unpack("tokenizer", it.path, folder, lambda: say("unpacking the tokenizer of the GGUF file (half a minute, once)"))
+    return str(folder)
+
+
+def _unpack(what: str, file: str, folder: Path, announce: Callable[[], None]) -> None:
+    """Unpack a part of a GGUF file into the cache, in a child."""
+
+    def build(out: Path) -> None:
+        announce()
+        command = [sys.executable, "-m", "weighin.unpack", what, file, str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=worker_environment(1))
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise BadInput(f"The {what} of {file} could not be unpacked: {last[:500]}")
+
+    cache.make(folder, build)
+
+
 def _demo(source: str, say: Say) -> Model:
     file = demo.gguf_file(cache.root(), say)
     raw = model.inspect(source, file)
-    folder = cache.prepared(raw.fingerprint, "safetensors-fp32")
-
-    def build(out: Path) -> None:
-        say("unpacking the demo model into a safetensors folder (about half a minute, once)")
-        done = subprocess.run(
-            [sys.executable, "-m", "weighin.unpack", str(file), str(out)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=worker_environment(1),
-        )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise WeighinError(f"The demo model could not be unpacked: {last}")
-
-    cache.make(folder, build)
+    folder = cache.prepared(raw.fingerprint, unpack.RECIPE)
+    _unpack("model", str(file), folder, lambda: say("unpacking the demo model into safetensors (half a minute, once)"))
     found = model.inspect(source, folder, notes=(demo.NOTE,))
     return msgspec.structs.replace(found, name=demo.NAME)
 
@@ -158,14 +189,15 @@ def _prompts(request: Request) -> list[dict[str, Any]]:
     return listed
 
 
-def _workload(request: Request, it: Model, asked: list[dict[str, Any]]) -> Workload:
+def _workload(request: Request, it: Model, tokenizer_path: str, asked: list[dict[str, Any]]) -> tuple[Workload, str]:
+    """The workload, and the class of transformers that loads the model."""
     limit = it.shape.max_positions
     default = request.prompt_tokens == Request.__struct_defaults__[_default_index("prompt_tokens")]
     fits = [n for n in request.prompt_tokens if limit is None or n + LENGTH_TOKENS <= limit]
     if len(fits) < len(request.prompt_tokens) and not default:
         raise BadInput(f"--prompt-tokens {max(request.prompt_tokens)}: the model reads at most {limit} tokens.")
     answer = prompts.render(
-        it.path,
+        tokenizer_path,
         asked,
         template=request.template,
         system=request.system,
@@ -180,7 +212,7 @@ def _workload(request: Request, it: Model, asked: list[dict[str, Any]]) -> Workl
             f"{limit} the model reads. Shorten it, or lower --max-new-tokens."
         )
     cap = request.response_tokens if limit is None else min(request.response_tokens, limit - longest)
-    return Workload(
+    workload = Workload(
         prompts=[Prompt(**{k: p.get(k) for k in ("text", "messages", "expected")}) for p in asked],
         rendered=[Rendered(**r) for r in answer["rendered"]],
         lengths=answer["lengths"],
@@ -192,6 +224,7 @@ def _workload(request: Request, it: Model, asked: list[dict[str, Any]]) -> Workl
         max_new_tokens=request.max_new_tokens,
         response_cap=cap,
     )
+    return workload, answer["auto_class"]
 
 
 def _default_index(name: str) -> int:
@@ -204,29 +237,35 @@ def _default_contenders(here: Machine, it: Model) -> list[Contender]:
     return [Contender.parse(name) for name in names]
 
 
-def _entry(contender: Contender, named: bool, here: Machine, it: Model, workload: Workload, force: bool) -> Entry:
+def _entry(contender: Contender, named: bool, here: Machine, it: Model, workload: Workload, request: Request) -> Entry:
     engine = engines.everything()[contender.engine]
     settings = engine.settings(contender, here, it)
     recipe = engine.recipe(contender, it)
-    weight_bytes = engine.weight_bytes(contender, it)
+    weight_bytes = engine.weight_bytes(contender, settings, it)
     entry = Entry(
         contender=contender,
         named=named,
         settings=dataclasses.asdict(settings),
         weight_bytes=weight_bytes,
         recipe=recipe,
-        snippet=_snippet(engine, contender, settings, it, recipe, workload),
+        snippet=_snippet(engine, contender, settings, it, recipe, workload, request.remote_code == "trust"),
         versions=environments.versions(engine),
     )
     if reason := engine.cannot_run(contender, here, it):
         return msgspec.structs.replace(entry, status="cannot_run", reason=reason)
-    environment = environments.for_contender(engine, contender)
+    environment = environments.for_contender(engine, contender, it)
     if isinstance(environment, environments.Missing):
         return msgspec.structs.replace(
             entry, status="not_installed", reason=environment.reason, remedy=environment.remedy
         )
-    if not force and (reason := _does_not_fit(contender, weight_bytes, here)):
+    if not request.force and (reason := _does_not_fit(contender, weight_bytes, here)):
         remedy = "choose a smaller precision, free memory, or try it all the same with --force"
+        return msgspec.structs.replace(entry, status="cannot_run", reason=reason, remedy=remedy)
+    needed = engine.prepared_bytes(contender, it)
+    made = recipe is not None and cache.is_complete(cache.prepared(it.fingerprint, recipe))
+    if not made and here.disk_free_bytes is not None and needed > here.disk_free_bytes:
+        reason = f"preparing it writes {needed / 1e9:.1f} GB, the disk has {here.disk_free_bytes / 1e9:.1f} GB free"
+        remedy = "make room, or put the cache elsewhere with $WEIGHIN_CACHE"
         return msgspec.structs.replace(entry, status="cannot_run", reason=reason, remedy=remedy)
     return msgspec.structs.replace(entry, python=environment.python)
 
@@ -236,8 +275,8 @@ def _does_not_fit(contender: Contender, weight_bytes: int, here: Machine) -> str
     if contender.device in ("cuda", "mps", "auto"):
         if contender.device != "cuda" or not here.gpus:
             return None
-        free, where = max(gpu.memory_free_bytes for gpu in here.gpus), "free on the GPU"
-        holders = [p for gpu in here.gpus for p in gpu.processes]
+        free, where = here.gpus[0].memory_free_bytes, "free on the GPU"
+        holders = here.gpus[0].processes
         if holders:
             where += (
                 f" (held by {', '.join(f'{p.name} pid {p.pid}' for p in holders)}; stop it or restart the notebook)"
@@ -257,6 +296,7 @@ def _snippet(
     it: Model,
     recipe: str | None,
     workload: Workload,
+    remote_code: bool,
 ) -> str:
     path = str(cache.prepared(it.fingerprint, recipe)) if recipe else it.path
     first = workload.prompts[0]
@@ -265,6 +305,7 @@ def _snippet(
         messages=prompts.conversation(msgspec.to_builtins(first), workload.system) if as_chat else None,
         text=workload.rendered[0].text,
         template_file=workload.template == "file",
+        remote_code=remote_code,
     )
     return engine.snippet(contender, settings, path, prompt, workload.response_cap, workload.stop_ids)
 
@@ -274,11 +315,10 @@ def _reference(entries: list[Entry], named: Contender | None, it: Model) -> tupl
     runnable = [e for e in entries if e.status == "ok"]
     if named is not None:
         return str(named), "as asked"
-    for precision, note in (
-        ("fp32", "full precision in 32 bits"),
-        (it.dtype, f"the checkpoint's own precision, {it.dtype}"),
-        ("own", f"the checkpoint as it is ({it.quantization})"),
-    ):
+    if it.quantization and it.kind != "gguf":
+        return (runnable[0].name if runnable else None), f"the checkpoint as it is ({it.quantization})"
+    full = "full precision in 32 bits" + (f", dequantized {it.dtype}" if it.quantization else "")
+    for precision, note in (("fp32", full), (it.dtype, f"the checkpoint's own precision, {it.dtype}")):
         for entry in runnable:
             if entry.contender.precision == precision:
                 return entry.name, note

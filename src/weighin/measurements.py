@@ -21,6 +21,7 @@ from weighin.plan import Entry, Instrument, Plan, Workload
 from weighin.verdict import Verdict
 
 SCHEMA_VERSION = 1
+UNDECODED = {"text": "(the tokenizer could not decode this answer)", "thinking": None, "whole": ""}
 STATUSES = ("ok", "failed", "timeout", "out_of_memory", "not_installed", "cannot_run", "not_finished")
 
 
@@ -191,11 +192,20 @@ def fold(plan: Plan, records: Iterable[dict[str, Any]], *, complete: bool) -> Co
         budget_seconds=plan.budget_seconds,
         spent_seconds=spent,
         prepare_seconds=prepare,
-        notes=list(dict.fromkeys(notes)),
+        notes=list(dict.fromkeys([*notes, *_overrun(plan, spent)])),
         contenders=results,
         verdict=Verdict(),
     )
     return msgspec.structs.replace(comparison, verdict=verdict.decide(comparison))
+
+
+def _overrun(plan: Plan, spent: float) -> list[str]:
+    if plan.rounds is not None or spent <= plan.budget_seconds:
+        return []
+    return [
+        f"The first round and the answers, which always run, took longer than the budget: {spent:.0f} s instead of "
+        f"{plan.budget_seconds:.0f} s."
+    ]
 
 
 def _last_attempts(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -232,7 +242,7 @@ def _result(plan: Plan, entry: Entry, events: list[dict[str, Any]]) -> Contender
             whole=text["whole"],
         )
         for e in of["response"]
-        if (text := decoded.get(("responses", e["prompt"])))
+        if (text := decoded.get(("responses", e["prompt"]), UNDECODED))
     ]
     first = decoded.get(("speed", 0))
     effective: dict[str, Any] = of["effective"][-1]["effective"] if of["effective"] else {}
@@ -307,7 +317,9 @@ def _measurement(key: str, measure: probes.Measure, samples: list[Sample], reaso
             samples=[], reason=reason,
         )  # fmt: skip
     grouped: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for sample in samples:
+    # The timed processes count, where there are any: those of other jobs load and import too, one each.
+    timed = [sample for sample in samples if sample.job == "speed"] or samples
+    for sample in timed:
         grouped[sample.round, sample.job].append(sample.value)
     found = intervals.of_processes([median(values) for values in grouped.values()])
     return Measurement(

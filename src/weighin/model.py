@@ -47,6 +47,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     text_parameters: int  # without vision and audio towers
     weight_bytes: int
     text_weight_bytes: int
+    weight_files: tuple[str, ...]  # the files that hold the weights, absolute; a folder may hold others beside them
     dtypes: dict[str, int]  # bytes by dtype, named as in the headers
     dtype: str  # the dominant one, in our words: fp32, bf16, fp16, fp8, int8, nf4, int4, q4_1, ...
     quantization: str | None  # the method of an already quantized checkpoint; None: full precision
@@ -56,6 +57,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     bos_id: int | None
     fingerprint: str  # of the content: the same in another folder
     notes: tuple[str, ...]  # sentences the report must show
+    auto_class: str = "AutoModelForCausalLM"  # the class of transformers that loads it
 
 
 CODE_FILES = (
@@ -149,6 +151,7 @@ def _folder(source: str, folder: Path, remote_code: str, allow_pickle: bool, not
     files = safetensors_header.read_folder(folder)
     tensors = [tensor for file in files for tensor in file.tensors]
     how = safetensors_header.quantization(config.get("quantization_config") or text.get("quantization_config"))
+    pickles: list[Path] = []
     digest = _Fingerprint()
     digest.add_files(folder / name for name in IDENTITY_FILES)
     if files:
@@ -171,6 +174,12 @@ def _folder(source: str, folder: Path, remote_code: str, allow_pickle: bool, not
             f"Its weights are pickles, without a header: its parameters are estimated from their size as {dtype}.",
         )
         digest.add_pickles(pickles)
+    weight_files = [file.path for file in files] or pickles
+    if aside := _set_aside(generation):
+        notes += (
+            f"Its generation_config.json sets {aside}; all contenders answer greedily without it, so that they can be "
+            "compared.",
+        )
     towers = any(isinstance(config.get(key), dict) for key in TOWER_CONFIGS)
     side = [tensor for tensor in tensors if _is_tower(tensor.name)] if towers or nested else []
     if how:
@@ -189,16 +198,35 @@ def _folder(source: str, folder: Path, remote_code: str, allow_pickle: bool, not
         text_parameters=parameters - sum(safetensors_header.parameters(tensor, how) for tensor in side),
         weight_bytes=weight_bytes,
         text_weight_bytes=weight_bytes - sum(tensor.size for tensor in side),
+        weight_files=tuple(str(file.absolute()) for file in weight_files),
         dtypes=dtypes,
         dtype=dtype,
         quantization=how.words if how else None,
         multimodal=towers or bool(side),
         chat_template=_has_chat_template(folder),
-        eos_ids=_ids(generation.get("eos_token_id"), text.get("eos_token_id"), config.get("eos_token_id")),
+        # the generation config is what transformers stops by; a leftover in the model config may be an ordinary token
+        eos_ids=_ids(generation.get("eos_token_id")) or _ids(text.get("eos_token_id"), config.get("eos_token_id")),
         bos_id=_first(_ids(text.get("bos_token_id"), config.get("bos_token_id"), generation.get("bos_token_id"))),
         fingerprint=digest.hex(),
         notes=notes,
     )
+
+
+def _set_aside(generation: dict[str, Any]) -> str:
+    """What a generation config sets that would make an answer other than plainly greedy, as words."""
+    neutral: dict[str, Any] = {
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "do_sample": False,
+        "min_length": 0,
+    }
+    neutral |= dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "forced_bos_token_id"))
+    found = {
+        key: generation[key] for key, value in neutral.items() if generation.get(key, value) not in (value, None, [])
+    }
+    if generation.get("do_sample") is True:
+        found |= {key: generation[key] for key in ("temperature", "top_p", "top_k") if key in generation}
+    return ", ".join(f"{key} {show(value)}" for key, value in found.items())
 
 
 def _check_kind_of_folder(folder: Path) -> None:
@@ -433,6 +461,7 @@ def _gguf(source: str, path: Path, notes: tuple[str, ...]) -> Model:
         text_parameters=parameters,
         weight_bytes=sum(dtypes.values()),
         text_weight_bytes=sum(dtypes.values()),
+        weight_files=(str(path.absolute()),),
         dtypes=dtypes,
         dtype=full or dominant.lower(),
         quantization=None if full else f"gguf {dominant}",

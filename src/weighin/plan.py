@@ -105,6 +105,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     ids: list[int]
+    thinking_open: bool = False  # it ends inside a thinking part, which the answer goes on with
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +163,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     weighin_version: str
     created: str
     model: Model
+    tokenizer_path: str
     machine: Machine
     instrument: Instrument | None  # what weighin itself adds to a token and to a run
     entries: list[Entry]

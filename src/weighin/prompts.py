@@ -123,12 +123,11 @@ def render(
 
 
 def decode(
-    model_path: str, answers: list[list[int]], thinking: list[str] | None, remote_code: bool
+    model_path: str, answers: list[list[int]], opened: list[bool], thinking: list[str] | None, remote_code: bool
 ) -> list[dict[str, Any]]:
-    """The texts of id lists, special tokens left out, a thinking part apart."""
-    answer = _ask(
-        {"action": "decode", "path": model_path, "answers": answers, "thinking": thinking, "remote_code": remote_code}
-    )
+    """The texts of id lists, special tokens left out, a thinking part apart; `opened` where the prompt began it."""
+    question = {"action": "decode", "path": model_path, "answers": answers, "opened": opened}
+    answer = _ask({**question, "thinking": thinking, "remote_code": remote_code})
     texts: list[dict[str, Any]] = answer["texts"]
     return texts
 
@@ -237,12 +236,10 @@ def _limit() -> None:
 def _tokenizer(question: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
-    path = Path(question["path"])
-    arguments = {"gguf_file": path.name} if path.is_file() else {}
-    folder = path.parent if path.is_file() else path
+    folder = question["path"]
     try:
         return AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=bool(question["remote_code"]), **arguments
+            folder, local_files_only=True, trust_remote_code=bool(question["remote_code"])
         )
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no message"])[0]
@@ -253,10 +250,13 @@ def _tokenizer(question: dict[str, Any]) -> Any:
 
 
 def _render(question: dict[str, Any]) -> dict[str, Any]:
-    _check_architecture(Path(question["path"]))
+    auto_class = _auto_class(Path(question["path"]))
     tokenizer = _tokenizer(question)
     template, note = _choose_template(question, tokenizer)
     rendered = [_render_one(question, tokenizer, template, prompt) for prompt in question["prompts"]]
+    thinking = _thinking(tokenizer)
+    for entry in rendered:
+        entry["thinking_open"] = _ends_thinking(entry["text"], thinking)
     bos = tokenizer.bos_token_id
     starts_with_bos = bos is not None and all(entry["ids"][0] == bos for entry in rendered)
     lengths = _lengths(question, tokenizer, [bos] if starts_with_bos else [])
@@ -272,32 +272,37 @@ def _render(question: dict[str, Any]) -> dict[str, Any]:
         "template_note": note,
         "lengths": lengths,
         "eos_ids": [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [],
-        "thinking": _thinking(tokenizer),
+        "thinking": thinking,
+        "auto_class": auto_class,
     }
 
 
-def _check_architecture(path: Path) -> None:
-    """An architecture that transformers does not know is an error now, not after minutes of loading."""
-    if path.is_file():
-        return
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def _auto_class(path: Path) -> str:
+    """The class of transformers that loads the model. One that it does not know is an error now, not minutes later."""
+    causal = "AutoModelForCausalLM"
+    file = path / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if not config or "auto_map" in config:
+        return causal
+    import difflib
 
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    if "auto_map" in config:
-        return
-    known: dict[str, Any] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    if config.get("model_type") not in known:
-        import difflib
+    import transformers
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
-        import transformers
-
-        close = difflib.get_close_matches(str(config.get("model_type")), known, n=1)
-        hint = f" Did the config mean '{close[0]}'?" if close else ""
-        raise BadInput(
-            f"{path}: transformers {transformers.__version__} knows no causal language model of the type "
-            f"'{config.get('model_type')}' (architecture {(config.get('architectures') or ['?'])[0]}).{hint} "
-            f"A newer transformers may."
-        )
+    model_type = str(config.get("model_type"))
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return causal
+    if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return "AutoModelForImageTextToText"
+    close = difflib.get_close_matches(model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, n=1)
+    hint = f" Did the config mean '{close[0]}'?" if close else ""
+    raise BadInput(
+        f"{path}: transformers {transformers.__version__} knows no causal language model of the type '{model_type}' "
+        f"(architecture {(config.get('architectures') or ['?'])[0]}).{hint} A newer transformers may."
+    )
 
 
 def _choose_template(question: dict[str, Any], tokenizer: Any) -> tuple[str, str]:
@@ -373,6 +378,11 @@ def _thinking(tokenizer: Any) -> list[str] | None:
     return None
 
 
+def _ends_thinking(text: str, marks: list[str] | None) -> bool:
+    """Whether a rendered prompt ends inside a thinking part, as some templates make it."""
+    return marks is not None and text.rfind(marks[0]) > text.rfind(marks[1])
+
+
 def _decode(question: dict[str, Any]) -> dict[str, Any]:
     tokenizer = _tokenizer(question)
     marks = question["thinking"]
@@ -382,14 +392,14 @@ def _decode(question: dict[str, Any]) -> dict[str, Any]:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
 
     texts = []
-    for ids in question["answers"]:
+    for ids, opened in zip(question["answers"], question["opened"], strict=True):
         thinking = None
         answer = ids
         if end is not None and end in ids:
             cut = ids.index(end)
             thinking, answer = text([i for i in ids[:cut] if i != begin]), ids[cut + 1 :]
-        elif begin is not None and ids[:1] == [begin]:
-            thinking, answer = text(ids[1:]), []  # cut off while still thinking
+        elif opened or (begin is not None and ids[:1] == [begin]):
+            thinking, answer = text([i for i in ids if i != begin]), []  # cut off while still thinking
         texts.append({"text": text(answer), "thinking": thinking, "whole": text(ids)})
     return {"texts": texts}
 

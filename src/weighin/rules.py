@@ -53,7 +53,7 @@ class RuleFailed(WeighinError):
     exit_code = 3
 
     def __init__(self, sentences: Sequence[str]) -> None:
-        head = "A --fail-on rule failed" if len(sentences) == 1 else f"{len(sentences)} --fail-on rules failed"
+        head = "A --fail-on rule failed" if len(sentences) == 1 else "These --fail-on rules failed"
         super().__init__("\n".join([f"{head}:", *(f"- {sentence}" for sentence in sentences)]))
 
 

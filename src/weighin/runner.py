@@ -31,7 +31,7 @@ DEFAULT_LIMITS = {
     "prepare": 7200.0,
     "load": 1800.0,
     "cold_token": 1800.0,
-    "first_answer": 1800.0,
+    "first_answer": 5400.0,  # 50 tokens of a model that pages from disk take up to an hour
     "answers": 3600.0,
     "prompt": 1800.0,
     "response": 1800.0,

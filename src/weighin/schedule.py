@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ class State:
 
     def median(self, unit: Unit, key: str) -> float | None:
         values = self._values.get(unit, {}).get(key)
-        return sorted(values)[len(values) // 2] if values else None
+        return statistics.median(values) if values else None
 
     def by_round(self, contender: str, key: str) -> dict[int, float]:
         return {
@@ -122,7 +123,7 @@ def worth_a_round(plan: Plan, state: State, alive: list[Entry], number: int) -> 
         return number <= plan.rounds
     if state.spent + round_seconds(state, alive) > plan.budget_seconds:
         return False
-    return number <= intervals.ENOUGH or not _precise(state, alive)
+    return number <= intervals.ENOUGH or not _precise(state, alive, plan.reference)
 
 
 def round_seconds(state: State, alive: list[Entry]) -> float:
@@ -134,11 +135,14 @@ def round_seconds(state: State, alive: list[Entry]) -> float:
     return sum(latest.get(e.name, 0.0) for e in alive)
 
 
-def _precise(state: State, alive: list[Entry]) -> bool:
-    """Whether every contender's decode ratio to the first one is known to ±3%."""
-    base, *others = (state.by_round(e.name, SPEED_KEY) for e in alive)
-    for other in others:
-        ratio = intervals.paired_ratio(other, base)
+def _precise(state: State, alive: list[Entry], reference: str | None) -> bool:
+    """Whether every contender's decode ratio to the reference (or else the first one) is known to ±3%."""
+    names = [e.name for e in alive]
+    base = reference if reference in names else names[0]
+    for name in names:
+        if name == base:
+            continue
+        ratio = intervals.paired_ratio(state.by_round(name, SPEED_KEY), state.by_round(base, SPEED_KEY))
         if ratio is None or ratio.interval != "95%":
             return False
         if ratio.high / ratio.value > 1 + PRECISE or ratio.low / ratio.value < 1 - PRECISE:

@@ -16,9 +16,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     best_for: dict[str, list[str]] = {}
 
 
-FEWEST = 2  # rounds: one figure alone has no interval, and nothing can be apart from it
+FEWEST = 2  # rounds below which two runs are not compared at all
 STRENGTHS = (
-    ("decode_tokens_per_second", "the fastest answers"),
+    ("decode_tokens_per_second", "the fastest decoding"),
     ("peak_ram_bytes", "the least RAM"),
     ("peak_vram_bytes", "the least VRAM"),
     ("disk_bytes", "the least disk"),
@@ -27,27 +27,28 @@ STRENGTHS = (
 
 
 def decide(comparison: Comparison) -> Verdict:
-    """Name a contender best only where its interval is apart from every other's."""
+    """Name a contender best only where its paired ratio to every other one is beyond noise, by a 95% interval."""
     through = [c for c in comparison.contenders if c.status == "ok"]
     best_for: dict[str, list[str]] = {c.name: [] for c in through}
     for key, words in STRENGTHS:
-        if best := _apart(through, key):
+        if best := _best(comparison, through, key):
             best_for[best].append(words)
     if comparison.reference in best_for:
-        best_for[comparison.reference].append("the reference: full precision, against which the others are judged")
+        best_for[comparison.reference].append(f"the reference: {comparison.reference_note}")
     return Verdict(best_for=best_for)
 
 
-def _apart(contenders: list[ContenderResult], key: str) -> str | None:
-    """The contender whose figure is better than all others', by intervals that do not touch."""
-    known = [(c.name, m) for c in contenders if (m := c.measurements.get(key)) and m.value is not None]
-    if len(known) < 2 or any(len(m.by_round()) < FEWEST for _, m in known):
+def _best(comparison: Comparison, contenders: list[ContenderResult], key: str) -> str | None:
+    """The contender whose figure is better than every other's; None where one of them cannot be told from it."""
+    known = {c.name: m for c in contenders if (m := c.measurements.get(key)) and m.value is not None}
+    if len(known) < 2:
         return None
-    higher = known[0][1].better == "higher"
-    sign = -1.0 if higher else 1.0
-    bounds = sorted(
-        (max(sign * (m.low or 0.0), sign * (m.high or 0.0)), min(sign * (m.low or 0.0), sign * (m.high or 0.0)), name)
-        for name, m in known
-    )
-    worst_of_best = bounds[0][0]
-    return bounds[0][2] if all(worst_of_best < best for _, best, _ in bounds[1:]) else None
+    higher = next(iter(known.values())).better == "higher"
+    best = (max if higher else min)(known, key=lambda name: known[name].value or 0.0)
+    for other in known:
+        ratio = comparison.ratio(key, best, other) if other != best else None
+        if other == best:
+            continue
+        if ratio is None or ratio.interval != "95%" or not (ratio.low > 1 if higher else ratio.high < 1):
+            return None
+    return best

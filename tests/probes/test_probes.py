@@ -19,7 +19,7 @@ from weighin.probes.disk import bytes_read, evict, model_files, weight_files
 def make_job(kind: str = "speed", **changes: Any) -> Job:
     return Job(**{
         "kind": kind, "round": 1, "contender": "fake:fp32@cpu", "engine": "fake", "precision": "fp32", "device": "cpu",
-        "options": {}, "settings": {"dependencies": ["click", "no-such-package"]}, "model_path": "/nowhere",
+        "options": {}, "settings": {"dependencies": ["click", "no-such-package"]}, "model_path": "/nowhere", "weight_files": [],
         "prepared": None, "out": None, "threads": 1, "prompts": [[5, 6, 7], [8, 9]], "lengths": {"4": [1, 2, 3, 4]},
         "stop_ids": [1], "max_new_tokens": 3, "response_cap": 4, "repeats": 2, "remote_code": False,
         "allow_pickle": False, "spawned_at": 100.0, **changes,

@@ -33,6 +33,7 @@ class Settings:
     dtype: str
     device_map: str
     dependencies: tuple[str, ...]
+    uses_gpu: bool = False
     details: dict[str, Any] = field(default_factory=dict)  # the engine's own; it reads them back in `load`
 
 
@@ -49,6 +50,7 @@ class Job:
     options: dict[str, str]
     settings: dict[str, Any]
     model_path: str
+    weight_files: list[str]  # of the model as it came; what was prepared has its own
     prepared: str | None  # what `prepare` made, if it made anything
     out: str | None  # where `prepare` may write
     threads: int
@@ -73,7 +75,7 @@ class Engine(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     requirements: ClassVar[tuple[str, ...]] = ()
-    """Requirement specifiers the engine's interpreter must satisfy; `requirements_for` narrows them to a contender."""
+    """Requirement specifiers of the engine as a whole; `requirements_for` says what a contender needs of them."""
     install: ClassVar[str] = ""
     """The line that installs what is missing."""
     precisions: ClassVar[tuple[str, ...]] = ()
@@ -89,8 +91,8 @@ class Engine(ABC):
         """The contenders that make sense for this model here, and those whose row should say why they cannot run."""
 
     @classmethod
-    def requirements_for(cls, contender: Contender) -> tuple[str, ...]:
-        """The part of `requirements` that this contender needs."""
+    def requirements_for(cls, contender: Contender, model: Model) -> tuple[str, ...]:
+        """What this contender needs for this model."""
         return cls.requirements
 
     @classmethod
@@ -110,7 +112,7 @@ class Engine(ABC):
 
     @classmethod
     @abstractmethod
-    def weight_bytes(cls, contender: Contender, model: Model) -> int:
+    def weight_bytes(cls, contender: Contender, settings: Settings, model: Model) -> int:
         """Bytes of weights in memory once loaded, from the headers."""
 
     @classmethod
@@ -120,6 +122,11 @@ class Engine(ABC):
         Contenders with the same recipe share what was prepared.
         """
         return None
+
+    @classmethod
+    def prepared_bytes(cls, contender: Contender, model: Model) -> int:
+        """Bytes that `prepare` will write, so that a full disk is noticed before."""
+        return 0
 
     @classmethod
     @abstractmethod
@@ -174,7 +181,7 @@ class Engine(ABC):
         return None
 
     def device_memory(self) -> dict[str, int]:
-        """Peak bytes on the device since the start: any of allocated, reserved, driver. Empty without a device."""
+        """Peak bytes on the device since the start: `reserved` and `allocated`. Empty where the engine does not say."""
         return {}
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -192,6 +199,7 @@ class SnippetPrompt:
     messages: list[dict[str, str]] | None
     text: str
     template_file: bool = False  # `text` was rendered by a template of the user's
+    remote_code: bool = False  # the user trusts the code that the model brings
 
 
 def modules() -> list[str]:

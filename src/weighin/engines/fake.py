@@ -56,7 +56,7 @@ class FakeEngine(Engine):
         return []
 
     @classmethod
-    def requirements_for(cls, contender: Contender) -> tuple[str, ...]:
+    def requirements_for(cls, contender: Contender, model: Model) -> tuple[str, ...]:
         return ("weighin-fake-engine-that-nobody-has",) if "missing" in contender.options else ()
 
     @classmethod
@@ -75,10 +75,11 @@ class FakeEngine(Engine):
             dtype=contender.precision,
             device_map=contender.device,
             dependencies=(),
+            uses_gpu=contender.device == "cuda",
         )
 
     @classmethod
-    def weight_bytes(cls, contender: Contender, model: Model) -> int:
+    def weight_bytes(cls, contender: Contender, settings: Settings, model: Model) -> int:
         return int(model.parameters * BYTES[contender.precision])
 
     @classmethod

@@ -28,7 +28,7 @@ class NullEngine(Engine):
         return Settings(hardware="none", quantization="none", dtype="none", device_map="cpu", dependencies=())
 
     @classmethod
-    def weight_bytes(cls, contender: Contender, model: Model) -> int:
+    def weight_bytes(cls, contender: Contender, settings: Settings, model: Model) -> int:
         return 0
 
     @classmethod

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from weighin import unpack
 from weighin.engines import Engine, Job, OnToken, Settings, SnippetPrompt
 
 if TYPE_CHECKING:
@@ -19,7 +20,13 @@ TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 BITSANDBYTES = ("nf4", "fp4", "int8")
 OWN = "own"  # an already quantized checkpoint, as it is
-GPU_DEVICES = ("cuda", "auto")
+# what transformers needs beside itself to run a checkpoint that is already quantized
+QUANTIZERS = {
+    "bitsandbytes": "bitsandbytes>=0.45",
+    "gptq": "gptqmodel",
+    "awq": "gptqmodel",
+    "compressed-tensors": "compressed-tensors",
+}
 SCORE_ROWS = 128
 
 
@@ -52,14 +59,15 @@ class TransformersEngine(Engine):
         return [f"{cls.name}:{name}" for name in names]
 
     @classmethod
-    def requirements_for(cls, contender: Contender) -> tuple[str, ...]:
+    def requirements_for(cls, contender: Contender, model: Model) -> tuple[str, ...]:
+        base = tuple(r for r in cls.requirements if not r.startswith("bitsandbytes"))
         if contender.precision in BITSANDBYTES:
-            return cls.requirements
-        return tuple(r for r in cls.requirements if not r.startswith("bitsandbytes"))
+            return (*base, QUANTIZERS["bitsandbytes"])
+        return (*base, *_own_requirement(model)) if contender.precision == OWN else base
 
     @classmethod
     def cannot_run(cls, contender: Contender, machine: Machine, model: Model) -> str | None:
-        if contender.device in GPU_DEVICES and not machine.gpus and contender.device == "cuda":
+        if contender.device == "cuda" and not machine.gpus:
             return f"no CUDA GPU here: {machine.gpu_reason or 'none was found'}"
         if contender.device == "mps" and not machine.mps:
             return "no Apple GPU here"
@@ -94,22 +102,24 @@ class TransformersEngine(Engine):
         hardware = {"cuda": "NVIDIA GPU with CUDA", "mps": "Apple GPU"}.get(contender.device, "CPU only")
         if contender.device == "auto":
             hardware = "NVIDIA GPU with CUDA, the rest on the CPU" if on_gpu else "CPU only"
-        packages = ["transformers", "torch", "accelerate", *(["bitsandbytes"] if bnb else [])]
+        packages = ["transformers", "torch", "accelerate"]
+        packages += ["bitsandbytes"] if bnb else [r.split(">")[0] for r in _own_requirement(model) if precision == OWN]
         return Settings(
             hardware=hardware,
             quantization=quantization,
             dtype=TORCH.get(dtype, dtype),
             device_map=contender.device,
             dependencies=(*packages, *(["CUDA"] if on_gpu else [])),
+            uses_gpu=on_gpu or contender.device == "mps",
             details={
                 "load_in": precision if bnb else None,
                 "double": "double" in contender.options,
-                "on_gpu": on_gpu,
+                "auto_class": model.auto_class,
             },
         )
 
     @classmethod
-    def weight_bytes(cls, contender: Contender, model: Model) -> int:
+    def weight_bytes(cls, contender: Contender, settings: Settings, model: Model) -> int:
         if contender.precision == OWN:
             return model.weight_bytes
         if contender.precision in BYTES:
@@ -117,13 +127,18 @@ class TransformersEngine(Engine):
         # bitsandbytes leaves embeddings and head alone, and keeps a scale for every block of 64 (4-bit) or row (8-bit).
         shape = model.shape
         left = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-        per_parameter = 1.0 if contender.precision == "int8" else 0.5 + 4 / 64
-        compute = BYTES.get(contender.options.get("compute", "bf16"), 2.0)
+        scales = 1 / 64 if settings.details["double"] else 4 / 64
+        per_parameter = 1.0 if contender.precision == "int8" else 0.5 + scales
+        compute = 4.0 if settings.dtype == "float32" else 2.0
         return int(left * compute + max(model.parameters - left, 0) * per_parameter)
 
     @classmethod
     def recipe(cls, contender: Contender, model: Model) -> str | None:
-        return "safetensors-fp32" if model.kind == "gguf" else None
+        return unpack.RECIPE if model.kind == "gguf" else None
+
+    @classmethod
+    def prepared_bytes(cls, contender: Contender, model: Model) -> int:
+        return model.parameters * 4 if model.kind == "gguf" else 0
 
     @classmethod
     def snippet(
@@ -132,16 +147,18 @@ class TransformersEngine(Engine):
         bnb = settings.details["load_in"]
         dtype = f"torch.{settings.dtype}" if settings.dtype in TORCH.values() else f'"{settings.dtype}"'
         lines = ["import torch"] if dtype.startswith("torch.") or bnb else []
-        names = ["AutoModelForCausalLM", "AutoTokenizer", *(["BitsAndBytesConfig"] if bnb else []), "GenerationConfig"]
+        auto = settings.details["auto_class"]
+        names = [auto, "AutoTokenizer", *(["BitsAndBytesConfig"] if bnb else []), "GenerationConfig"]
         lines += [f"from transformers import {', '.join(names)}", ""]
         lines += [f"path = {path!r}"]
         if bnb:
             lines += [f"quantization = {_bnb_arguments(settings)}"]
         extra = ", quantization_config=quantization" if bnb else ""
+        trust = ", trust_remote_code=True" if prompt.remote_code else ""
+        extra += trust
         lines += [
-            "tokenizer = AutoTokenizer.from_pretrained(path)",
-            f"model = AutoModelForCausalLM.from_pretrained(path, dtype={dtype}, "
-            f"device_map={settings.device_map!r}{extra})",
+            f"tokenizer = AutoTokenizer.from_pretrained(path{trust})",
+            f"model = {auto}.from_pretrained(path, dtype={dtype}, device_map={settings.device_map!r}{extra})",
             f"model.generation_config = GenerationConfig(max_new_tokens={cap}, do_sample=False, "
             f"eos_token_id={stop_ids or None}, pad_token_id={stop_ids[0] if stop_ids else 0})",
             "",
@@ -169,31 +186,31 @@ class TransformersEngine(Engine):
         super().__init__(job)
         self.model: Any = None
         self.torch: Any = None
+        self.auto: Any = None
 
     def import_packages(self) -> None:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the files are here; nothing may be fetched behind the report
+        os.environ["HF_HUB_OFFLINE"] = "1"  # the files are here; nothing may be fetched behind the report
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+        import transformers
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+        self.auto = getattr(transformers, self.job.settings["details"]["auto_class"])
         if self.job.settings["details"]["load_in"]:
             import bitsandbytes  # noqa: F401
         if self.job.kind != "prepare" and not self.job.remote_code:
             # transformers imports a model's own module late; that is importing, not loading.
-            config = AutoConfig.from_pretrained(self._path)
-            AutoModelForCausalLM._model_mapping[type(config)]
+            config = transformers.AutoConfig.from_pretrained(self._path, trust_remote_code=False)
+            self.auto._model_mapping[type(config)]
         self.torch = torch
         torch.set_num_threads(self.job.threads)
 
     def prepare(self, out: str) -> None:
-        from weighin.unpack import unpack
-
-        unpack(self.job.model_path, out)
+        unpack.unpack(self.job.model_path, out)
 
     def load(self) -> None:
-        from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
+        from transformers import BitsAndBytesConfig, GenerationConfig
 
         torch, settings = self.torch, self.job.settings
         dtype = getattr(torch, settings["dtype"], settings["dtype"])
@@ -214,7 +231,7 @@ class TransformersEngine(Engine):
                 bnb_4bit_compute_dtype=dtype,
                 bnb_4bit_use_double_quant=settings["details"]["double"],
             )
-        self.model = AutoModelForCausalLM.from_pretrained(self._path, **arguments)
+        self.model = self.auto.from_pretrained(self._path, **arguments)
         self.model.eval()
         # A model's own settings (a repetition penalty, sampling) would make runs differ between engines.
         self.model.generation_config = GenerationConfig(do_sample=False)
@@ -262,10 +279,13 @@ class TransformersEngine(Engine):
         }
 
     def loaded_bytes(self) -> int | None:
-        return int(self.model.get_memory_footprint())
+        # bitsandbytes keeps the scales of its blocks beside the parameters, where get_memory_footprint does not look
+        return int(self.model.get_memory_footprint()) + sum(map(_scale_bytes, self.model.parameters()))
 
     def device_memory(self) -> dict[str, int]:
         torch = self.torch
+        if torch is not None and self.job.device == "mps":
+            return {"allocated": torch.mps.current_allocated_memory(), "reserved": torch.mps.driver_allocated_memory()}
         if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
             return {}
         devices = range(torch.cuda.device_count())
@@ -286,6 +306,8 @@ class TransformersEngine(Engine):
     def _synchronize(self) -> None:
         if self.torch.cuda.is_available() and self.torch.cuda.is_initialized():
             self.torch.cuda.synchronize()
+        if self.job.device == "mps":
+            self.torch.mps.synchronize()
 
 
 class _TokenStreamer:
@@ -311,6 +333,21 @@ class _TokenStreamer:
 def _is_quantized(model: Model) -> bool:
     """Whether the checkpoint is quantized in a way that transformers runs as it is; a GGUF is unpacked instead."""
     return model.quantization is not None and model.kind != "gguf"
+
+
+def _own_requirement(model: Model) -> tuple[str, ...]:
+    """What an already quantized checkpoint needs to run; nothing if it is not, or transformers does it alone."""
+    method = (model.quantization or "").partition(" ")[0]
+    return (QUANTIZERS[method],) if method in QUANTIZERS else ()
+
+
+def _scale_bytes(parameter: Any) -> int:
+    """Bytes of a quantized parameter's scales, beside its own."""
+    state = getattr(parameter, "quant_state", None)
+    parts = [getattr(parameter, "SCB", None), getattr(state, "absmax", None), getattr(state, "code", None)]
+    nested = getattr(state, "state2", None)
+    parts += [getattr(nested, "absmax", None), getattr(nested, "code", None)]
+    return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 
 def _gpu_has_bf16(machine: Machine) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 from weighin.engines import Engine, Job
 
 Emit = Callable[[dict[str, Any]], None]
+SETTLE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,22 @@ class Session:
     def __init__(self, job: Job, engine: Engine, emit: Emit) -> None:
         self.job = job
         self.engine = engine
-        self.emit = emit
         self.clock = engine.clock
         self.current = "start"
         self.tokens_in_phase = 0
+        self._emit = emit
+        self._said_at = 0.0
         self.probes = [probe(self) for probe in everything() if job.kind in probe.jobs]
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Say something to weighin's own process."""
+        self._emit(event)
+        self._said_at = time.monotonic()
+
+    def settle(self) -> None:
+        """Let weighin's own process write down what it was told, and sleep again, before the next thing is timed."""
+        if not self.engine.virtual:
+            time.sleep(max(0.0, self._said_at + SETTLE_SECONDS - time.monotonic()))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -99,6 +112,8 @@ class Session:
             if live:
                 self.emit({"event": "token", "id": token})
 
+        if not live:
+            self.settle()
         began = clock()
         new = self.engine.generate(ids, n, stop_ids, on_token)
         if len(new) != len(times):

@@ -22,7 +22,7 @@ class ClocksProbe(Probe):
         if phase != "answers":
             return
         session = self.session
-        if session.job.device in ("cuda", "auto"):
+        if session.job.settings.get("uses_gpu"):
             value, reason, held_back = _gpu()
             if held_back:
                 evidence = f"the GPU was slowed down for heat (NVML's reasons {held_back:#x})"

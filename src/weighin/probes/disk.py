@@ -8,13 +8,11 @@ from pathlib import Path
 from weighin.engines import Job
 from weighin.probes import Measure, Probe, Session
 
-WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".data"}
-
 
 class DiskProbe(Probe):
     jobs = ("speed",)
     measures = {  # noqa: RUF012 - a ClassVar of the contract
-        "disk_bytes": Measure("model files on disk", "B", "lower"),
+        "disk_bytes": Measure("weights on disk", "B", "lower"),
         "loaded_bytes": Measure("weights once loaded", "B", "lower"),
         "disk_bytes_read_per_token": Measure("read from disk per token", "B/token", "lower"),
     }
@@ -30,7 +28,7 @@ class DiskProbe(Probe):
     def phase_ended(self, phase: str) -> None:
         if phase == "load":
             job = self.session.job
-            self.session.sample("disk_bytes", float(sum(file.stat().st_size for file in model_files(job))))
+            self.session.sample("disk_bytes", float(sum(file.stat().st_size for file in weight_files(job))))
             loaded = self.session.engine.loaded_bytes()
             self.session.sample("loaded_bytes", None if loaded is None else float(loaded))
         if phase == "answers":
@@ -42,16 +40,11 @@ class DiskProbe(Probe):
                 self.session.sample("disk_bytes_read_per_token", read / self.session.tokens_in_phase)
 
 
-def model_files(job: Job) -> list[Path]:
-    """The files that this contender needs on disk: what was prepared for it, else the model's own."""
-    path = Path(job.prepared or job.model_path)
-    if path.is_file():
-        return [path]
-    return [file for file in sorted(path.iterdir()) if file.is_file()] if path.is_dir() else []
-
-
 def weight_files(job: Job) -> list[Path]:
-    return [file for file in model_files(job) if file.suffix in WEIGHTS]
+    """The files that this contender reads its weights from: what was prepared for it, else the model's own."""
+    if job.prepared:
+        return [file for file in sorted(Path(job.prepared).rglob("*")) if file.is_file()]
+    return [Path(file) for file in job.weight_files]
 
 
 def bytes_read() -> int | None:

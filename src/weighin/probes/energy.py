@@ -17,7 +17,7 @@ class EnergyProbe(Probe):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.on_gpu = session.job.device in ("cuda", "auto")
+        self.on_gpu = bool(session.job.settings.get("uses_gpu"))
         self.before: float | None = None
         self.reason = ""
 

@@ -34,6 +34,7 @@ class LoadProbe(Probe):
         if cold:
             evict(self.files)
         with session.phase("import"):
+            session.settle()
             began = session.clock()
             engine.import_packages()
             import_seconds = session.clock() - began
@@ -45,6 +46,7 @@ class LoadProbe(Probe):
         session.emit({"event": "versions", "versions": _versions(session.job.settings["dependencies"])})
         before = bytes_read()
         with session.phase("load"):
+            session.settle()
             began = session.clock()
             engine.load()
             load_seconds = session.clock() - began
@@ -60,7 +62,7 @@ class LoadProbe(Probe):
         if before is None or after is None or after - before <= WARM_SHARE * self.size:
             self.session.sample("load_seconds", seconds)
             return
-        share = (after - before) / self.size
+        share = (after - before) / max(self.size, 1)
         self.session.unknown("load_seconds", f"{share:.0%} of the weights came from the disk, so this was no warm load")
         if share >= COLD_SHARE:
             self.session.sample("load_cold_seconds", seconds)
@@ -78,7 +80,7 @@ class LoadProbe(Probe):
                 session.unknown(key, "bytes read from the disk cannot be seen here (/proc/self/io)")
             return
         else:
-            share = (after - before) / self.size
+            share = (after - before) / max(self.size, 1)
         if share < COLD_SHARE:
             reason = f"the page cache could not be emptied: only {share:.0%} of the weights came from the disk"
             session.unknown("load_cold_seconds", reason)

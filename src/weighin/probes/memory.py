@@ -46,8 +46,9 @@ class MemoryProbe(Probe):
             session.unknown("peak_ram_anonymous_bytes", "this system does not tell anonymous memory from mapped files")
         device = session.engine.device_memory()
         if not device:
+            reason = "the engine does not say" if session.job.settings.get("uses_gpu") else "it uses no GPU"
             for key in ("peak_vram_bytes", "peak_vram_allocated_bytes", "peak_vram_driver_bytes"):
-                session.unknown(key, "it uses no GPU")
+                session.unknown(key, reason)
             return
         session.sample("peak_vram_bytes", float(device["reserved"]))
         session.sample("peak_vram_allocated_bytes", float(device["allocated"]))

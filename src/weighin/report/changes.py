@@ -73,7 +73,7 @@ def view(diff: Diff) -> RenderableType:
         for title in TITLES:
             table.add_column(title, justify="left" if title in ("figure", "change") else "right")
         for line in lines(contender):
-            *cells, change = (Text(visible(part)) for part in line[:4])
+            *cells, change = (Text(visible(part).replace(" (", "\n(")) for part in line[:4])
             change.stylize(STYLES[line.verdict])
             table.add_row(*cells, change)
         parts += [table, *(Text(visible(remark)) for remark in remarks(contender))]
@@ -85,12 +85,15 @@ def view(diff: Diff) -> RenderableType:
 # ---- the words, the same in both
 
 
-def lines(contender: ContenderDiff) -> list[Line]:
+def told(contender: ContenderDiff) -> list[Change]:
     """The headline figures, whatever became of them; of the others those that changed."""
+    return [c for c in contender.changes if c.key in HEADLINE or c.verdict in (BETTER, WORSE)]
+
+
+def lines(contender: ContenderDiff) -> list[Line]:
     return [
         Line(change.new.label, figure(change.old), figure(change.new), amount(change), change.verdict)
-        for change in contender.changes
-        if change.key in HEADLINE or change.verdict in (BETTER, WORSE)
+        for change in told(contender)
     ]
 
 
@@ -146,7 +149,7 @@ def summary(diff: Diff) -> str:
 
 def legend(diff: Diff) -> str:
     """What the brackets mean, and how often they are wrong."""
-    ratios = [change.ratio for contender in diff.contenders for change in contender.changes if change.ratio]
+    ratios = [change.ratio for contender in diff.contenders for change in told(contender) if change.ratio]
     parts = []
     if any(ratio.interval == "95%" for ratio in ratios):
         parts.append(

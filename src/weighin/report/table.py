@@ -92,6 +92,8 @@ def against(comparison: Comparison, result: ContenderResult, key: str) -> str:
     if ratio.low <= 1 <= ratio.high:
         return f"no difference shown to the reference{more_rounds(ratio)}"
     word = "lower" if ratio.value < 1 else "higher"
+    if ratio.interval != "95%":
+        word = f"so far {word}"  # a few rounds on one side are no proof
     bounds = f"{number(ratio.low)}–{number(ratio.high)}" if ratio.processes > 1 else "one round"
     return f"{word}: {number(ratio.value)} times the reference's ({bounds})"
 
@@ -116,7 +118,7 @@ def through(cell: Cell) -> Cell:
     """A row that only a contender with figures can fill; the others say why not."""
 
     def wrapped(comparison: Comparison, result: ContenderResult) -> str:
-        return cell(comparison, result) if result.rounds else NOTHING
+        return cell(comparison, result) if any(m.samples for m in result.measurements.values()) else NOTHING
 
     return wrapped
 
@@ -141,7 +143,7 @@ def _size(comparison: Comparison, result: ContenderResult) -> str:
     if value and reference and comparison.reference != result.name:
         word = share(value / reference)
         parts.append(f"{word} of the reference's" if word != "the same" else "the same as the reference")
-    elif comparison.reference == result.name:
+    elif comparison.reference == result.name and result.settings.get("quantization") == "none":
         parts.append("full")
     disk = result.measurements.get("disk_bytes")
     if disk and disk.value:
@@ -206,7 +208,7 @@ def _ram(comparison: Comparison, result: ContenderResult) -> str:
 def _vram(_: Comparison, result: ContenderResult) -> str:
     of = result.measurements
     if of["peak_vram_bytes"].value is None:
-        return "none" if of["peak_vram_bytes"].reason == "it uses no GPU" else NOTHING
+        return NOTHING if result.settings.get("uses_gpu") else "none"
     driver = of["peak_vram_driver_bytes"]
     return lines(
         f"peak {figure(of['peak_vram_bytes'])} reserved",

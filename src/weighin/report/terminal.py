@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -148,7 +149,7 @@ def _provisional(values: list[float] | None, key: str) -> str:
         return NOTHING
     from weighin.probes import measures
 
-    value = sorted(values)[len(values) // 2]
+    value = median(values)
     factor, unit = scale(value, measures()[key].unit)
     return f"{number(value * factor)} {unit}"
 
@@ -218,7 +219,8 @@ def _speed_against(comparison: Comparison, c: ContenderResult) -> str:
     if value < 1:
         faster, value, low, high = "slower", 1 / value, 1 / high, 1 / low
     bounds = f"{number(low)}–{number(high)}" if ratio.processes > 1 else "one round"
-    return f"{number(value)}× {faster}\n({bounds})"
+    so_far = "" if ratio.interval == "95%" else "so far "
+    return f"{so_far}{number(value)}× {faster}\n({bounds})"
 
 
 def text(comparison: Comparison, width: int = 160) -> str:
