@@ -230,7 +230,7 @@ def test_the_reference_is_the_named_one_else_full_precision(fakes: Fakes, tmp_pa
 
 def test_a_folder_holds_all_of_it(finished: Finished) -> None:
     names = {p.name for p in finished.folder.iterdir()}
-    assert names == {PLAN, NAME, *BUILT, "logs"}
+    assert names == {PLAN, NAME, *BUILT, "logs", ".lock"}
     assert len(list((finished.folder / "logs").iterdir())) == 3  # one for each that was started
 
 

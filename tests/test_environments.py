@@ -3,21 +3,25 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weighin import environments
 from weighin.engines.fake import FakeEngine
 from weighin.environments import Environment, Missing, for_contender, missing, this_interpreter, versions
+from weighin.model import Model
 from weighin.plan import Contender
+
+MODEL: Any = object()
 
 
 class Picky(FakeEngine):
     requirements = ("click>=8", "rich>=9999", "weighin-nobody-has-this")
-    install = "pip install picky"
 
     @classmethod
-    def requirements_for(cls, contender: Contender) -> tuple[str, ...]:
+    def requirements_for(cls, contender: Contender, model: Model) -> tuple[str, ...]:
+        assert model is MODEL
         return cls.requirements if contender.precision == "nf4" else cls.requirements[:1]
 
 
@@ -25,16 +29,16 @@ FP32, NF4 = Contender.parse("fake:fp32@cpu"), Contender.parse("fake:nf4@cpu")
 
 
 def test_an_engine_runs_in_this_interpreter_if_that_has_what_it_needs() -> None:
-    found = for_contender(Picky, FP32)
+    found = for_contender(Picky, FP32, MODEL)
     assert isinstance(found, Environment)
     assert found.python == sys.executable
 
 
 def test_what_is_missing_or_too_old_is_named_with_the_line_that_installs_it() -> None:
-    found = for_contender(Picky, NF4)
+    found = for_contender(Picky, NF4, MODEL)
     assert isinstance(found, Missing)
     assert found.reason == "this Python has no rich>=9999, weighin-nobody-has-this"
-    assert found.remedy == "pip install picky"
+    assert found.remedy == "pip install 'rich>=9999' 'weighin-nobody-has-this'"
     assert missing(Picky) == ["rich>=9999", "weighin-nobody-has-this"]
 
 

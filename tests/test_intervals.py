@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weighin.intervals import ENOUGH, median_interval, of_processes, paired_ratio
+from weighin.intervals import ENOUGH, LEVEL, Interval, median_interval, of_processes, paired_ratio, rounds_needed
 
 POSITIVE = st.floats(1e-6, 1e9)
 
@@ -26,15 +26,16 @@ def test_six_processes_give_a_95_percent_interval_a_little_inside_the_range() ->
     found = of_processes([6.0, 1.0, 3.0, 2.0, 5.0, 4.0])
     assert (found.value, found.interval, found.processes) == (3.5, "95%", 6)
     # Hettmansperger and Sheather by hand: the range covers 1 - 2/64, the next pair 1 - 14/64
-    share = (62 / 64 - 0.95) / (62 / 64 - 50 / 64)
-    weight = 5 * share / (1 + 4 * share)
-    assert found.low == pytest.approx(1 + weight)
-    assert found.high == pytest.approx(6 - weight)
-    assert 1 < found.low < 1.5
+    for level, (low, high) in ((0.96, (found.low, found.high)), (0.95, median_interval([1, 2, 3, 4, 5, 6], 0.95))):
+        share = (62 / 64 - level) / (62 / 64 - 50 / 64)
+        weight = 5 * share / (1 + 4 * share)
+        assert low == pytest.approx(1 + weight)
+        assert high == pytest.approx(6 - weight)
+        assert 1 < low < 1.5
 
 
 def test_ten_processes_against_the_published_method() -> None:
-    low, high = median_interval([float(i) for i in range(1, 11)])
+    low, high = median_interval([float(i) for i in range(1, 11)], level=0.95)
     # d = 2 covers 1 - 22/1024, d = 3 covers 1 - 112/1024
     share = (1002 / 1024 - 0.95) / (1002 / 1024 - 912 / 1024)
     weight = 8 * share / (2 + 6 * share)
@@ -79,9 +80,14 @@ def test_95_percent_of_the_intervals_hold_the_true_median(n: int, noise: str) ->
     random = np.random.default_rng(20240501 + n)
     draws = getattr(random, noise)(size=(n, 20_000))
     truth = {"normal": 0.0, "lognormal": 1.0, "exponential": math.log(2)}[noise]
-    low, high = median_interval(np.sort(draws, axis=0))  # works on columns: one is one run
-    covered = float(np.mean((low <= truth) & (truth <= high)))
-    assert 0.93 <= covered <= 0.97
+    ordered = np.sort(draws, axis=0)  # it works on columns: one is one run
+    covered = []
+    for level in (0.95, LEVEL):
+        low, high = median_interval(ordered, level=level)
+        covered.append(float(np.mean((low <= truth) & (truth <= high))))
+    assert 0.93 <= covered[0] <= 0.97
+    # what is used is a little wider, to make up for stopping as soon as it is narrow (test_coverage.py)
+    assert covered[0] < covered[1] <= 0.98
 
 
 def test_a_ratio_is_paired_by_round_so_a_drift_of_the_machine_cancels() -> None:
@@ -116,3 +122,21 @@ def test_turning_a_ratio_around_turns_its_interval_around(rounds: dict[int, tupl
     assert one.value == pytest.approx(1 / two.value, rel=1e-6)
     assert one.low == pytest.approx(1 / two.high, rel=1e-6)
     assert one.high == pytest.approx(1 / two.low, rel=1e-6)
+
+
+def ratio_of(value: float, low: float, high: float, processes: int) -> Interval:
+    return Interval(value=value, low=low, high=high, interval="95%", processes=processes)
+
+
+def test_how_many_rounds_would_decide() -> None:
+    # it reaches twice as far as the effect: four times the rounds halve it, and one more puts 1 outside
+    wide = ratio_of(math.exp(0.05), math.exp(-0.05), math.exp(0.15), 10)
+    assert rounds_needed(wide) in (41, 42)  # a rounding error may cost one
+    few = ratio_of(math.exp(0.05), math.exp(-0.05), math.exp(0.15), 2)
+    assert rounds_needed(few) in (25, 26)  # two rounds say little about the spread: counted as six
+
+
+def test_no_number_of_rounds_decides_what_shows_no_effect_or_no_spread() -> None:
+    assert rounds_needed(ratio_of(1.0, 0.9, 1.1, 8)) is None
+    assert rounds_needed(ratio_of(1.0, 1.0, 1.0, 8)) is None
+    assert rounds_needed(ratio_of(2.0, 2.0, 2.0, 8)) is None

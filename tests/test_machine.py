@@ -173,7 +173,10 @@ def test_every_none_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("psutil.cpu_count", lambda logical=True: None)
     found = machine.look(root=tmp_path)
     unknown = {name for name, value in msgspec.structs.asdict(found).items() if value is None}
-    assert unknown == {"cpu", "cores_physical", "quota_cores", "l3_bytes", "memory_limit_bytes", "memory_bandwidth"}
+    assert unknown == {
+        "cpu", "cores_physical", "quota_cores", "l3_bytes", "memory_limit_bytes", "memory_bandwidth", "governor",
+        "on_battery",
+    }  # fmt: skip
     assert {name for name, reason in found.reasons.items() if reason} == unknown
     assert found.memory_bytes > 0
     assert found.threads == 4
@@ -253,30 +256,30 @@ class TestGpus:
         assert (found.gpus, found.gpu_reason) == ((), "no NVIDIA driver (NVML: Shared Library Not Found)")
 
 
-class TestPressure:
-    def test_v2(self, tmp_path: Path) -> None:
-        files = {f"proc/pressure/{k}": f"some avg10=0.00 total={n}\nfull total=9" for k, n in (("cpu", 5), ("io", 7))}
-        files |= {"proc/stat": "cpu  1 2 3 4 5 6 7 8 100 100\ncpu0 1 1", "proc/vmstat": "nr_free 4\noom_kill 3"}
-        stat = {"user/job/cpu.stat": "nr_throttled 2\nthrottled_usec 500", "user/cpu.stat": "nr_throttled 1\nx 1"}
-        files |= v2(**stat, **{"user/job/memory.events": "low 0\noom_kill 1", "user/memory.events": "oom_kill 40"})
-        assert pressure.snapshot(write(tmp_path, files)) == pressure.Pressure(
-            cpu_some_us=5, io_some_us=7, steal_jiffies=8, total_jiffies=36, busy_jiffies=19, throttled=3, throttled_us=500,
-            oom_kills=1, oom_kills_system=3,
-        )  # fmt: skip
+def test_the_policy_of_the_clock(tmp_path: Path) -> None:
+    files = {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave"}
+    found = machine.look(root=write(tmp_path, files))
+    assert found.governor == "powersave"
+    assert "governor" not in found.reasons
 
-    def test_v1(self, tmp_path: Path) -> None:
-        files = {
-            "proc/self/cgroup": "2:memory:/a\n1:cpu:/",
-            "sys/fs/cgroup/cpu/cpu.stat": "nr_throttled 4\nthrottled_time 7000000",
-            "sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2",
-        }
-        expected = pressure.Pressure(throttled=4, throttled_us=7000, oom_kills=2)
-        assert pressure.snapshot(write(tmp_path, files)) == expected
 
-    def test_since(self) -> None:
-        before = pressure.Pressure(cpu_some_us=10, oom_kills=1)
-        after = pressure.Pressure(cpu_some_us=25, oom_kills=1, io_some_us=4)
-        assert after.since(before) == pressure.Pressure(cpu_some_us=15, oom_kills=0)
+@pytest.mark.parametrize(
+    ("supplies", "expected"),
+    [
+        ({"AC": ("Mains", "1"), "BAT0": ("Battery", None)}, False),
+        ({"AC": ("Mains", "0"), "BAT0": ("Battery", None)}, True),
+        ({"AC": ("Mains", "0"), "USBC": ("Mains", "1")}, False),
+        ({"BAT0": ("Battery", None)}, None),
+    ],
+)
+def test_on_battery(tmp_path: Path, supplies: dict[str, tuple[str, str | None]], expected: bool | None) -> None:
+    files = {}
+    for name, (kind, online) in supplies.items():
+        files[f"sys/class/power_supply/{name}/type"] = kind
+        files |= {f"sys/class/power_supply/{name}/online": online} if online else {}
+    found = machine.look(root=write(tmp_path, files))
+    assert found.on_battery is expected
+    assert ("on_battery" in found.reasons) == (expected is None)
 
 
 def test_key_ignores_what_comes_and_goes(tmp_path: Path) -> None:

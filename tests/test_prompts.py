@@ -153,7 +153,7 @@ def test_a_conversation_is_rendered_whole(quick_prompts: None, tiny_model: Path)
 def test_raw_is_the_text_with_what_the_tokenizer_adds(quick_prompts: None, tiny_model: Path) -> None:
     found = render(tiny_model, "hello 💥", template="raw")
     assert found["template"] == "raw"
-    assert found["rendered"] == [{"text": "hello 💥", "ids": [BOS, *ids_of("hello 💥")]}]
+    assert found["rendered"] == [{"text": "hello 💥", "ids": [BOS, *ids_of("hello 💥")], "thinking_open": False}]
 
 
 def test_a_model_without_a_chat_template_gets_raw_text(quick_prompts: None, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_template_file_is_used_in_place_of_the_models(quick_prompts: None, tin
     file = saved(tmp_path, "{{ bos_token }}{{ messages[-1].content | upper }}!", "mine.jinja")
     found = render(tiny_model, template=str(file))
     assert found["template"] == "file"
-    assert found["rendered"] == [{"text": "<s>HELLO!", "ids": [BOS, *ids_of("HELLO!")]}]
+    assert found["rendered"] == [{"text": "<s>HELLO!", "ids": [BOS, *ids_of("HELLO!")], "thinking_open": False}]
 
 
 def test_a_template_file_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
@@ -299,10 +299,62 @@ def test_the_thinking_part_is_told_apart(quick_prompts: None, tmp_path: Path) ->
     assert found[0]["whole"] == "hmso"
 
 
+OPENING = "{{ bos_token }}{{ messages[0].content }}{% if add_generation_prompt %}<think>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "opened"),
+    [
+        (OPENING, True),
+        (OPENING.replace("<think>", "<think>\n"), True),
+        (OPENING.replace("<think>", "<think>\n</think>"), False),  # thinking is switched off
+        (OPENING.replace("<think>", "") + "{# <think> #}", False),
+    ],
+)
+def test_a_prompt_that_ends_inside_a_thinking_part_is_marked(
+    quick_prompts: None, tmp_path: Path, template: str, opened: bool
+) -> None:
+    found = render(make_model(tmp_path / "thinker", template=template, thinking=True), "hello", "bye")
+    assert found["thinking"] == ["<think>", "</think>"]
+    assert [entry["thinking_open"] for entry in found["rendered"]] == [opened, opened]
+
+
+def test_an_answer_to_an_opened_thinking_part_without_its_end_is_all_thinking(
+    quick_prompts: None, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "thinker", template=OPENING, thinking=True)
+    hm, so = ids_of("hm"), ids_of("so")
+    answers = [hm, hm, [*hm, END_THINK, *so, EOS], [THINK, *hm]]
+    found = decode(str(model), answers, [True, False, True, True], ["<think>", "</think>"], False)
+    assert [(f["thinking"], f["text"], f["whole"]) for f in found] == [
+        ("hm", "", "hm"),  # cut off before it came to an answer
+        (None, "hm", "hm"),
+        ("hm", "so", "hmso"),
+        ("hm", "", "hm"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, "AutoModelForCausalLM"),
+        ({"model_type": "llava"}, "AutoModelForImageTextToText"),
+        ({"model_type": "unheard-of", "auto_map": {"AutoModelForCausalLM": "x.Y"}}, "AutoModelForCausalLM"),
+    ],
+)
+def test_the_class_that_loads_the_model(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
+    assert prompts._auto_class(make_model(tmp_path / "model", **config)) == expected
+
+
+def test_the_class_comes_with_the_answer(quick_prompts: None, tiny_model: Path) -> None:
+    assert render(tiny_model)["auto_class"] == "AutoModelForCausalLM"
+
+
 def test_the_real_child_answers_and_never_imports_torch(tiny_model: Path) -> None:
     """Most tests keep one child for all; this one starts it as prompts.py does."""
     python, *rest = prompts._command()
-    question = {"action": "decode", "path": str(tiny_model), "answers": [ids_of("ok")], "thinking": None}
+    question = {"action": "decode", "path": str(tiny_model), "answers": [ids_of("ok")], "opened": [False],
+                "thinking": None}  # fmt: skip
     done = subprocess.run(
         [python, "-X", "importtime", *rest],
         input=json.dumps({**question, "remote_code": False}), capture_output=True, text=True, check=True, timeout=120,

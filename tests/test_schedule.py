@@ -14,9 +14,15 @@ from weighin.schedule import State, Unit, next_unit
 SPEED = "decode_tokens_per_second"
 
 
-def plan(*names: str, rounds: int | None = None, budget: float = 600.0, recipes: dict[str, str] | None = None) -> Any:
+def plan(
+    *names: str,
+    rounds: int | None = None,
+    budget: float = 600.0,
+    recipes: dict[str, str] | None = None,
+    reference: str | None = None,
+) -> Any:
     entries = [SimpleNamespace(name=name, recipe=(recipes or {}).get(name)) for name in names]
-    return SimpleNamespace(runnable=entries, rounds=rounds, budget_seconds=budget)
+    return SimpleNamespace(runnable=entries, rounds=rounds, budget_seconds=budget, reference=reference)
 
 
 def records(unit: Unit, status: str = "ok", seconds: float = 1.0, **samples: float) -> list[dict[str, Any]]:
@@ -137,6 +143,21 @@ def test_it_goes_on_while_a_ratio_is_not_precise(monkeypatch: pytest.MonkeyPatch
     assert max(u.round for u in done) == schedule.MOST_ROUNDS
     done, _ = drive(plan("a", "b", budget=50.0), State())
     assert 6 < max(u.round for u in done) < schedule.MOST_ROUNDS
+
+
+def test_ratios_are_to_the_reference_and_else_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """a and b swing together, c stands still: against c both are known badly, against a only c is."""
+    swing = {r: 1.3 if r % 2 else 1.0 for r in range(1, 100)}
+    monkeypatch.setitem(globals(), "speed_of", lambda u: 20.0 if u.contender == "c" else 20.0 * swing[u.round])
+    for names, reference, precise in (
+        (("a", "b"), None, True),
+        (("a", "b"), "b", True),
+        (("a", "b"), "not here", True),  # it failed, or never ran
+        (("a", "c"), "a", False),
+        (("a", "b", "c"), "c", False),
+    ):
+        done, _ = drive(plan(*names, budget=150.0, reference=reference), State())
+        assert (max(u.round for u in done) == 6) == precise, (names, reference)
 
 
 def test_a_drift_of_the_whole_machine_does_not_keep_it_going(monkeypatch: pytest.MonkeyPatch) -> None:

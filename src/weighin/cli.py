@@ -60,6 +60,14 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+FAIL_ON = click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="RULE",
+    help="Exit with 3 if this is so: 'decode_tokens_per_second<20', 'regression>5%'; repeat it.",
+)
+
+
 @main.command()
 @click.argument("model", required=False)
 @click.option(
@@ -82,15 +90,28 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--force", is_flag=True, help="Start contenders that are not expected to fit into memory.")
 @click.option("--out", metavar="DIR", help="The result folder.  [default: weighin-results/MODEL-TIME]")
 @click.option("--resume", "resumed", metavar="DIR", help="Finish the comparison in this folder.")
+@click.option("--against", metavar="DIR", help="An older comparison, for --fail-on 'regression>5%'.")
+@FAIL_ON
 @model_options
-def compare(model: str | None, resumed: str | None, out: str | None, **options: Any) -> None:
+def compare(
+    model: str | None,
+    resumed: str | None,
+    out: str | None,
+    against: str | None,
+    fail_on: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Compare ways of running MODEL: a folder, a GGUF file, a Hub id, or demo-base."""
     from rich.console import Console
 
-    from weighin import intake
-    from weighin.compare import RESULTS, check_new_folder, default_folder, exit_code, resume, start
+    from weighin import intake, rules
+    from weighin.compare import RESULTS, check_new_folder, default_folder, exit_code, rebuild, resume, start
+    from weighin.diff import check_same_workload
     from weighin.report import terminal
 
+    parsed = [rules.parse(text) for text in fail_on]
+    older = rebuild(Path(against)) if against else None
+    rules.check_possible(parsed, older)
     console = Console(stderr=False)
     show = terminal.Progress(console)
     if resumed is not None:
@@ -102,10 +123,14 @@ def compare(model: str | None, resumed: str | None, out: str | None, **options: 
             raise BadInput("Which model? Give a folder, a GGUF file, a Hub id, or demo-base.")
         check_new_folder(Path(out) if out else Path(RESULTS) / "new")
         plan = intake.make_plan(_request(model, options), say=lambda text: click.echo(text, err=True))
+        if older is not None:
+            check_same_workload(older, plan)
         folder = Path(out) if out else default_folder(plan)
         comparison = start(plan, folder, show)
     console.print(terminal.result(comparison, console.width))
     console.print(f"The report: {folder / 'report.md'}", markup=False, soft_wrap=True)
+    if broken := rules.check(parsed, comparison, older):
+        raise rules.RuleFailed(broken)
     sys.exit(exit_code(comparison))
 
 
@@ -115,7 +140,8 @@ def _check_resume_alone() -> None:
     given = [
         name
         for name in context.params
-        if name != "resumed" and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if name not in ("resumed", "fail_on", "against")
+        and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
         raise BadInput(f"--resume takes its model and all else from the folder; leave out: {', '.join(given)}.")
@@ -206,6 +232,34 @@ def report(folder: str, format_: str | None) -> None:
         return
     reports.write(comparison, Path(folder))
     click.echo(f"Wrote comparison.json, report.md and report.csv in {folder}")
+
+
+@main.command()
+@click.argument("old")
+@click.argument("new")
+@click.option("--format", "format_", type=click.Choice(["md", "json"]), help="Print this instead of a table.")
+@FAIL_ON
+def diff(old: str, new: str, format_: str | None, fail_on: tuple[str, ...]) -> None:
+    """Show what got better or worse from the folder OLD to NEW, and whether it is more than noise."""
+    import msgspec
+    from rich.console import Console
+
+    from weighin import rules
+    from weighin.compare import rebuild
+    from weighin.diff import diff as difference
+    from weighin.report import changes
+
+    parsed = [rules.parse(text) for text in fail_on]
+    before, after = rebuild(Path(old)), rebuild(Path(new))
+    found = difference(before, after)
+    if format_ == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    elif format_ == "md":
+        click.echo(changes.render(found), nl=False)
+    else:
+        Console().print(changes.view(found))
+    if broken := rules.check(parsed, after, before):
+        raise rules.RuleFailed(broken)
 
 
 if __name__ == "__main__":

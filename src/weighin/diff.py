@@ -24,7 +24,6 @@ from weighin.intervals import ENOUGH, median_interval
 from weighin.machine import Machine
 from weighin.measurements import Comparison, ContenderResult, Measurement
 from weighin.plan import Plan
-from weighin.verdict import FEWEST
 
 LEVEL = 0.95  # nobody stopped a run because this interval was narrow, so it needs no reserve for that
 BETTER, WORSE, EQUAL, NO_DIFFERENCE = "better", "worse", "equal", "no difference shown"
@@ -226,6 +225,9 @@ def _of_intervals(old: Measurement, new: Measurement) -> Ratio | None:
 
 
 # ---- one figure
+
+
+FEWEST = 4  # processes a side: with fewer, two equal runs come apart by chance more often than one time in twenty
 
 
 def change(key: str, old: Measurement, new: Measurement) -> Change:

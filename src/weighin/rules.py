@@ -16,7 +16,6 @@ from weighin.measurements import Comparison, ContenderResult, Measurement
 from weighin.plan import Contender
 from weighin.report import changes
 from weighin.report.table import figure, number, scale
-from weighin.verdict import FEWEST
 
 REGRESSION = "regression"
 SHAPE = re.compile(
@@ -155,7 +154,7 @@ def _sentence(rule: Rule, result: ContenderResult, found: Measurement) -> str:
     said = f"{rule.text}: {result.name} has {figure(found, interval=False)}"
     if found.value is None or found.low is None or found.high is None or rule.key in diff.COUNTED:
         return said
-    if found.interval == "range" and len({(s.round, s.job) for s in found.samples}) < FEWEST:
+    if found.interval == "range" and len({(s.round, s.job) for s in found.samples}) < 2:
         return f"{said}; that is one process, so nothing says how far the next one would be from it"
     factor, _ = scale(found.value, found.unit)
     limit = number(rule.number * factor)

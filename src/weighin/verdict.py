@@ -16,7 +16,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     best_for: dict[str, list[str]] = {}
 
 
-FEWEST = 2  # rounds below which two runs are not compared at all
 STRENGTHS = (
     ("decode_tokens_per_second", "the fastest decoding"),
     ("peak_ram_bytes", "the least RAM"),

@@ -1,6 +1,7 @@
 """The rows of the document, and how a figure is written."""
 
 import math
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ from conftest import Finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weighin.measurements import Comparison, ContenderResult, Measurement, Sample
+from weighin.measurements import Comparison, Measurement, Sample
 from weighin.report import table
 from weighin.report.table import NOTHING, figure, first_difference, number, scale, share, visible
 
@@ -143,12 +144,60 @@ def test_a_contender_that_ran_has_figures_in_every_row(finished: Finished) -> No
 
 def test_the_other_is_told_against_the_reference(finished: Finished) -> None:
     found = cells(finished.comparison, 1)
-    assert "higher: 2.00 times the reference's (2.00–2.00)" in found["Inference time (4 new tokens)"]
+    assert "so far higher: 2.00 times the reference's (2.00–2.00)" in found["Inference time (4 new tokens)"]
     assert "the reference's very answer on 0 of 2 prompts" in found["Accuracy / quality"]
     assert "first difference at token 1, 1" in found["Accuracy / quality"]
     assert "“ij”" in found["Response output"]
     assert "3 tokens, stop" in found["Response output"]
-    assert "the fastest answers" in found["Best for"]
+    assert found["Best for"] == "nothing sets it apart here"  # two rounds decide nothing
+
+
+def with_speeds(comparison: Comparison, *speeds: tuple[float, ...]) -> Comparison:
+    """The comparison with other decode speeds for its first contenders; the first is the reference."""
+    changed = list(comparison.contenders)
+    for i, values in enumerate(speeds):
+        figures = {**changed[i].measurements, "decode_tokens_per_second": measured(*values, unit="tokens/s")}
+        changed[i] = msgspec.structs.replace(changed[i], measurements=figures)
+    return msgspec.structs.replace(comparison, contenders=changed)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "times", "words"),
+    [
+        (1, 2.0, "so far higher: 2.00 times the reference's (one round)"),
+        (5, 2.0, "so far higher: 2.00 times the reference's (2.00–2.00)"),
+        (6, 2.0, "higher: 2.00 times the reference's (2.00–2.00)"),
+        (5, 0.5, "so far lower: 0.500 times the reference's (0.500–0.500)"),
+        (6, 0.5, "lower: 0.500 times the reference's (0.500–0.500)"),
+    ],
+)
+def test_below_six_rounds_a_difference_is_only_so_far(
+    finished: Finished, rounds: int, times: float, words: str
+) -> None:
+    comparison = with_speeds(finished.comparison, (10.0,) * rounds, (10.0 * times,) * rounds)
+    assert table.against(comparison, comparison.contenders[1], "decode_tokens_per_second") == words
+
+
+def test_what_is_not_decided_says_how_many_rounds_would(finished: Finished) -> None:
+    comparison = with_speeds(finished.comparison, (10.0,) * 6, (10.0, 10.2, 10.4, 10.4, 10.6, 9.8))
+    said = table.against(comparison, comparison.contenders[1], "decode_tokens_per_second")
+    ratio = comparison.ratio("decode_tokens_per_second", *(c.name for c in comparison.contenders[1::-1]))
+    assert ratio is not None
+    # the median is 1.03; the far bound lies some effects away, and the distance shrinks with the root of the rounds
+    effect = math.log(ratio.value)
+    reach = max(math.log(ratio.high) - effect, effect - math.log(ratio.low))
+    more = math.ceil(6 * (reach / effect) ** 2) + 1 - 6
+    assert said == f"no difference shown to the reference; about {more} more rounds would"
+    assert more > 0
+
+
+@pytest.mark.parametrize("speeds", [(10.0,) * 6, (8.0, 12.5) * 3, (5.0, 20.0, 5.0, 20.0, 10.0, 10.001)])
+def test_what_no_sensible_number_of_rounds_decides_says_nothing_of_it(
+    finished: Finished, speeds: tuple[float, ...]
+) -> None:
+    comparison = with_speeds(finished.comparison, (10.0,) * 6, speeds)
+    said = table.against(comparison, comparison.contenders[1], "decode_tokens_per_second")
+    assert said == "no difference shown to the reference"
 
 
 @pytest.mark.parametrize(
@@ -163,23 +212,35 @@ def test_one_that_did_not_run_keeps_its_row_its_reason_and_no_figure(
 ) -> None:
     found = cells(finished.comparison, which)
     assert found["Status"].startswith(status)
-    for title in ("Startup time", "Inference time (4 new tokens)", "RAM", "VRAM", "Response output", "Best for"):
+    for title in ("Response output", "Best for"):
         assert found[title] == NOTHING
+    for title in ("Inference time (4 new tokens)", "RAM", "VRAM"):
+        assert not any(c.isdigit() for c in found[title]), title
+    # one had come as far as importing, the other was never started
+    assert found["Startup time"] == NOTHING if which == 3 else "import 500 ms" in found["Startup time"]
+    assert "load (warm) unknown" in found["Startup time"] or which == 3
     assert "expected from the headers" in found["Model size"]
     result = finished.comparison.contenders[which]
-    assert {row.cell(finished.comparison, result) for row in table.summary(finished.comparison)} == {NOTHING}
+    short = [row.cell(finished.comparison, result) for row in table.summary(finished.comparison)]
+    assert not any(c.isdigit() for cell in short for c in cell)
+    if which == 3:
+        assert set(short) == {NOTHING}
+
+
+def test_one_that_failed_late_shows_what_was_measured_before(fakes: Callable[..., Comparison]) -> None:
+    # four tokens go well while it is timed; its answer breaks at the fifth
+    comparison = fakes("fp32@cpu", "nf4@cpu+fail=token5.error", rounds=2)
+    found = cells(comparison, 1)
+    assert found["Status"].startswith("failed (response_1)\nRuntimeError: scripted: failed at token5")
+    assert "decode 40.0 tokens/s" in found["Inference time (4 new tokens)"]
+    assert "load 1.00 s warm" in found["Startup time"]
+    assert found["RAM"].startswith("peak ") and any(c.isdigit() for c in found["RAM"])
+    assert found["Accuracy / quality"] == "unknown: there are no answers to compare"
+    assert found["Best for"] == found["Response output"] == NOTHING
 
 
 def test_a_difference_within_the_noise_is_no_difference(finished: Finished) -> None:
-    def noisy(result: ContenderResult, *speeds: float) -> ContenderResult:
-        return msgspec.structs.replace(
-            result, measurements={**result.measurements, "decode_tokens_per_second": measured(*speeds, unit="tokens/s")}
-        )
-
-    ok, other, *rest = finished.comparison.contenders
-    near = msgspec.structs.replace(
-        finished.comparison, contenders=[noisy(ok, 10, 12, 11), noisy(other, 11, 11, 12), *rest]
-    )
+    near = with_speeds(finished.comparison, (10, 12, 11), (11, 11, 12))
     assert "no difference shown to the reference" in cells(near, 1)["Inference time (4 new tokens)"]
 
 

@@ -2,15 +2,18 @@
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import hostile
 import msgspec
 from conftest import EOS, SMALL, Finished, ids_of
 from rich.console import Console
+from test_table import with_speeds
 
 from weighin import intake
 from weighin.compare import start
+from weighin.measurements import Comparison
 from weighin.report import terminal
 from weighin.report.table import NOTHING
 
@@ -22,13 +25,15 @@ def test_the_finished_table(finished: Finished) -> None:
     }
     assert "20.0 tokens/s" in line["fp32@cpu"]
     assert "the reference" in line["fp32@cpu"]
-    assert "2.00× faster" in line["nf4@cpu"]
+    assert "so far 2.00× faster" in " ".join(shown.split())
+    assert "so far" in line["nf4@cpu"]
     assert line["int8@cuda"].count(NOTHING) == 5
     assert "cannot_run" in line["int8@cuda"]
     assert "Medians over 2 round" in shown
     assert "range" in shown
     assert "95% intervals" not in shown
-    assert "the fastest answers" in shown
+    assert "the fastest decoding" not in shown  # two rounds decide nothing
+    assert "fake:fp32@cpu: the reference: full precision in 32 bits" in shown
     assert "too_few_rounds" in shown
     assert "no CUDA GPU here" in shown
     assert "out of memory at load" in shown
@@ -38,6 +43,22 @@ def test_the_finished_table(finished: Finished) -> None:
 def test_a_slower_one_is_told_as_slower(finished: Finished) -> None:
     turned = msgspec.structs.replace(finished.comparison, reference="fake:nf4@cpu+says=74.75.1")
     assert "2.00× slower" in terminal.text(turned)
+
+
+def test_six_rounds_are_told_without_so_far_and_name_the_fastest(fakes: Callable[..., Comparison]) -> None:
+    shown = terminal.text(fakes("fp32@cpu", "nf4@cpu", rounds=6))
+    assert "2.00× faster" in shown
+    assert "so far" not in shown
+    assert "95% intervals" in shown
+    assert "fake:nf4@cpu: the fastest decoding" in shown
+    assert "too_few_rounds" not in shown
+
+
+def test_a_difference_that_is_not_shown_says_what_it_would_take(finished: Finished) -> None:
+    speeds = ((10.0,) * 6, (10.0, 10.2, 10.4, 10.4, 10.6, 9.8))
+    near = with_speeds(finished.comparison, *speeds)
+    said = terminal._speed_against(near, near.contenders[1])
+    assert re.fullmatch(r"no difference shown; about [1-9][0-9]* more rounds would", said)
 
 
 def test_the_finished_table_of_hostile_words(finished: Finished) -> None:

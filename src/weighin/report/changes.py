@@ -13,6 +13,7 @@ from rich.text import Text
 from weighin.diff import (
     BETTER,
     EQUAL,
+    FEWEST,
     HEADLINE,
     NO_DIFFERENCE,
     WORSE,
@@ -25,7 +26,6 @@ from weighin.diff import (
 )
 from weighin.report.markdown import cell, text
 from weighin.report.table import figure, number, visible
-from weighin.verdict import FEWEST
 
 TITLES = ("figure", "old", "new", "change")
 STYLES = {BETTER: "green", WORSE: "red", EQUAL: "dim", NO_DIFFERENCE: "dim"}

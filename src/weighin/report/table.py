@@ -79,7 +79,7 @@ def share(ratio: float) -> str:
     near = min(FRACTIONS, key=lambda entry: abs(math.log(ratio / entry[0])))
     if abs(ratio / near[0] - 1) <= NEAR:
         return near[1]
-    return f"{number(ratio)} times"
+    return f"{number(ratio)} times as much"
 
 
 def against(comparison: Comparison, result: ContenderResult, key: str) -> str:
@@ -142,7 +142,7 @@ def _size(comparison: Comparison, result: ContenderResult) -> str:
     reference = comparison.contender(comparison.reference).value("loaded_bytes") if comparison.reference else None
     if value and reference and comparison.reference != result.name:
         word = share(value / reference)
-        parts.append(f"{word} of the reference's" if word != "the same" else "the same as the reference")
+        parts.append(f"{word} of the reference's" if word.startswith("about") else f"{word} as the reference's")
     elif comparison.reference == result.name and result.settings.get("quantization") == "none":
         parts.append("full")
     disk = result.measurements.get("disk_bytes")
