@@ -1,6 +1,6 @@
 """The whole pipeline on a CUDA GPU: the demo's real weights, then Gemma-3-4B shapes with random ones.
 
-    python benchmarks/gpu_pipeline.py OUT
+    python benchmarks/gpu_pipeline.py OUT [ROUNDS_OF_THE_DEMO] [ROUNDS_OF_THE_SHAPES]
 
 Checks what can be checked (the snippets give the report's answers, VRAM figures are there), copies the reports to OUT
 and prints the tables last. Made for a machine without a network: the demo's GGUF must be in the cache.
@@ -58,23 +58,29 @@ def check_snippets(folder: Path) -> list[str]:
 
 def main() -> None:
     out = Path(sys.argv[1])
+    demo_rounds, shape_rounds = (sys.argv[2:4] + ["6", "3"])[:2] if len(sys.argv) > 3 else ("6", "3")
     out.mkdir(parents=True, exist_ok=True)
     weighin("machine")
     contenders = [part for name in (*GPU_CONTENDERS, "transformers:fp32@cpu") for part in ("-c", name)]
-    demo = compare("demo", out, "demo-base", *contenders, "--rounds", "6", "--response-tokens", "128")
+    demo = compare("demo", out, "demo-base", *contenders, "--rounds", demo_rounds, "--response-tokens", "128")
     checks = check_snippets(demo)
     tokenizer = next(p for p in (cache.root() / "prepared").iterdir() if (p / "tokenizer.json").exists())
     began = time.monotonic()
     gemma = random_model.make("gemma-3-4b", Path(tempfile.mkdtemp()) / "gemma-3-4b", tokenizer, "cuda")
     print(f"random Gemma-3-4B shapes made in {time.monotonic() - began:.0f} s", flush=True)
     contenders = [part for name in GPU_CONTENDERS for part in ("-c", name)]
-    shapes = compare("gemma", out, str(gemma), *contenders, "--rounds", "3", "--response-tokens", "50")
+    shapes = compare("gemma", out, str(gemma), *contenders, "--rounds", shape_rounds, "--response-tokens", "50")
     print(*checks, sep="\n")
     for folder in (demo, shapes):
         comparison = rebuild(folder)
         print(comparison)
         for result in comparison.contenders:
-            vram = [f"{k} {m.value}" for k, m in result.measurements.items() if "vram" in k or "cold" in k]
+            shown = ("vram", "cold", "loaded", "energy", "clock")
+            vram = [
+                f"{k} {m.value} {m.reason or ''}"
+                for k, m in result.measurements.items()
+                if any(part in k for part in shown)
+            ]
             print(result.name, result.effective, *vram, *(d.evidence for d in result.doubts), sep="\n  ")
 
 

@@ -1,9 +1,10 @@
 """Are weighin's figures those of a bare loop of the same calls? Both on the same model, alternating, in one run.
 
-    python benchmarks/honesty.py [ROUNDS] [--json FILE]
+    python benchmarks/honesty.py [ROUNDS] [--peer ROUNDS] [--json FILE]
 
-Each round starts one process of each, in turns. Printed last: the paired ratio weighin ÷ bare for decode speed, load
-time and peak memory with its 95% interval, and what weighin's own process cost while its worker was timed.
+Each round starts one process of each, in turns; with --peer, optimum-benchmark's too (in an environment of its own).
+Printed last: the paired ratio to the bare loop for decode speed, load time, peak memory and the time it took, with its
+95% interval, and what weighin's own process cost while its worker was timed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,12 +21,15 @@ import time
 from pathlib import Path
 from statistics import median
 
+import peer as optimum_benchmark
 import psutil
+from rich.console import Console
 
-from weighin import environments, intake, intervals, runner
-from weighin.compare import job_of
-from weighin.engines import everything
-from weighin.schedule import REPEATS, Unit
+from weighin import cache, intake, intervals, runner
+from weighin.compare import do
+from weighin.journal import Journal
+from weighin.report import terminal
+from weighin.schedule import REPEATS, State, Unit
 
 CONTENDER = "transformers:fp32@cpu"
 KEYS = {"decode": "decode_tokens_per_second", "load_seconds": "load_seconds", "peak_ram_bytes": "peak_ram_bytes"}
@@ -35,24 +40,20 @@ def bare(plan, ids_file: Path) -> dict[str, float]:
     command = [sys.executable, str(BARE), plan.model.path, str(plan.machine.threads)]
     command += [str(plan.workload.max_new_tokens), str(REPEATS), str(ids_file)]
     env = runner.worker_environment(plan.machine.threads)
+    began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     found = json.loads(done.stdout.splitlines()[-1])
-    return {**found, "decode": median(found["decode"])}
+    return {**found, "decode": median(found["decode"]), "seconds": time.monotonic() - began}
 
 
-def by_weighin(plan, number: int, folder: Path) -> dict[str, float]:
-    """One speed job, as a round of `weighin compare` runs it."""
-    entry = plan.entry(CONTENDER)
-    environment = environments.for_contender(everything()["transformers"], entry.contender)
-    events: list[dict] = []
-    outcome = runner.run(
-        job_of(Unit(CONTENDER, number, "speed"), plan, REPEATS), environment, folder / "log", plan.limits, events.append
-    )
-    assert outcome.status == "ok", outcome
-    return {
-        ours: median(e["value"] for e in events if e["event"] == "sample" and e["key"] == key)
-        for ours, key in KEYS.items()
-    }
+def by_weighin(plan, number: int, folder: Path, journal: Journal, state: State, show) -> dict[str, float]:
+    """One speed job, by the very code of a round of `weighin compare`: journal, live table and all."""
+    unit = Unit(CONTENDER, number, "speed")
+    began = time.monotonic()
+    do(unit, plan, folder, journal, state, show)
+    assert state.ended[unit]["status"] == "ok", state.ended[unit]
+    figures = {ours: state.median(unit, key) for ours, key in KEYS.items()}
+    return {**figures, "seconds": time.monotonic() - began}
 
 
 def parent_cost(folder: Path) -> dict[str, float]:
@@ -91,36 +92,55 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rounds", nargs="?", type=int, default=12)
     parser.add_argument("--json", type=Path, help="write the raw samples here")
+    parser.add_argument("--peer", type=int, default=0, metavar="ROUNDS", help="run optimum-benchmark in so many rounds")
     arguments = parser.parse_args()
-    plan = intake.make_plan(intake.Request(model="demo-base", contenders=(CONTENDER,), prompt_tokens=()), say=print)
-    raw: dict[str, list[dict[str, float]]] = {"bare": [], "weighin": []}
-    with tempfile.TemporaryDirectory() as name:
+    request = intake.Request(model="demo-base", contenders=(CONTENDER,), prompt_tokens=())
+    plan = intake.make_plan(request, say=print)
+    python = optimum_benchmark.environment(cache.root() / "peer") if arguments.peer else None
+    raw: dict[str, list[dict[str, float]]] = {"bare": [], "weighin": [], "optimum-benchmark": []}
+    with tempfile.TemporaryDirectory() as name, Path(os.devnull).open("w") as nowhere:
         folder = Path(name)
         ids_file = folder / "ids.json"
         ids_file.write_text(json.dumps([r.ids for r in plan.workload.rendered]))
-        bare(plan, ids_file)  # warms the page cache for both
+        journal, state = Journal(folder), State()
+        show = terminal.Progress(Console(file=nowhere, force_terminal=True, width=120))
+        show.planned(plan, folder)
+        tokens = len(plan.workload.rendered[0].ids)
+        turns = {
+            "bare": lambda number: bare(plan, ids_file),
+            "weighin": lambda number: by_weighin(plan, number, folder, journal, state, show),
+            "optimum-benchmark": lambda number: optimum_benchmark.measure(
+                python, plan.model.path, plan.machine.threads, plan.workload.max_new_tokens, tokens
+            ),
+        }
+        bare(plan, ids_file)  # warms the page cache for all
         for number in range(1, arguments.rounds + 1):
-            turns = [("bare", lambda: bare(plan, ids_file)), ("weighin", lambda n=number: by_weighin(plan, n, folder))]
-            for who, measure in turns if number % 2 else reversed(turns):
-                raw[who].append(measure())
-            shown = {who: f"{samples[-1]['decode']:.2f}" for who, samples in raw.items()}
+            names = [who for who in turns if who != "optimum-benchmark" or number <= arguments.peer]
+            shift = number % len(names)
+            for who in names[shift:] + names[:shift]:
+                raw[who].append({**turns[who](number), "round": number})
+            shown = {who: f"{raw[who][-1]['decode']:.2f}" for who in names}
             print(f"round {number} of {arguments.rounds}: decode tokens/s {shown}", flush=True)
+        show.finished()
         cost = parent_cost(folder)
     machine = plan.machine
     print(f"\n{machine.cpu}, {machine.threads} threads; {plan.model.name}, {CONTENDER}, {arguments.rounds} rounds")
-    print(f"{'':16} {'bare':>14} {'weighin':>14}   weighin ÷ bare (95% interval)")
-    for key in KEYS:
-        values = {who: {i: s[key] for i, s in enumerate(samples)} for who, samples in raw.items()}
-        ratio = intervals.paired_ratio(values["weighin"], values["bare"])
-        middle = {who: median(v.values()) for who, v in values.items()}
-        print(
-            f"{key:16} {middle['bare']:14.4g} {middle['weighin']:14.4g}   "
-            f"{ratio.value:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
-        )
+    print(f"{'':36} {'bare':>11} {'it':>11}   it ÷ bare (95% interval; below six rounds the range)")
+    for who in ("weighin", "optimum-benchmark"):
+        for key in (*KEYS, "seconds"):
+            values = {w: {int(s["round"]): s[key] for s in raw[w]} for w in ("bare", who)}
+            if (ratio := intervals.paired_ratio(values[who], values["bare"])) is None:
+                continue
+            common = values[who].keys()
+            mine, other = median(values[who].values()), median(v for r, v in values["bare"].items() if r in common)
+            bounds = f"{ratio.value:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
+            print(f"{who:18} {key:17} {other:11.4g} {mine:11.4g}   {bounds}")
     print(
         f"weighin's own process while a worker was timed: {cost['cpu_share']:.2%} of a core over "
         f"{cost['seconds_watched']:.0f} s, peak {cost['peak_rss_bytes'] / 1e6:.0f} MB"
     )
+    if peers := raw["optimum-benchmark"]:
+        print(f"optimum-benchmark's parent meanwhile: {median(p['parent_cpu_share'] for p in peers):.0%} of a core")
     if arguments.json:
         arguments.json.write_text(json.dumps({"raw": raw, "parent": cost, "cpu": machine.cpu}, indent=1) + "\n")
 

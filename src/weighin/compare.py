@@ -105,7 +105,7 @@ def _carry_out(plan: Plan, folder: Path, show: Show) -> Comparison:
     interrupted = False
     try:
         while (unit := schedule.next_unit(plan, state)) is not None:
-            _do(unit, plan, folder, journal, state, show)
+            do(unit, plan, folder, journal, state, show)
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -118,7 +118,7 @@ def _carry_out(plan: Plan, folder: Path, show: Show) -> Comparison:
     return comparison
 
 
-def _do(unit: Unit, plan: Plan, folder: Path, journal: Journal, state: State, show: Show) -> None:
+def do(unit: Unit, plan: Plan, folder: Path, journal: Journal, state: State, show: Show) -> None:
     """One unit: its job in a worker, every event of it on disk before the next, its texts decoded after it."""
 
     calls: list[dict[str, Any]] = []
