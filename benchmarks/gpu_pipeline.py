@@ -58,7 +58,7 @@ def check_snippets(folder: Path) -> list[str]:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    demo_rounds, shape_rounds = (sys.argv[2:4] + ["6", "3"])[:2] if len(sys.argv) > 3 else ("6", "3")
+    demo_rounds, shape_rounds = sys.argv[2:4] if len(sys.argv) > 3 else ("6", "3")
     out.mkdir(parents=True, exist_ok=True)
     weighin("machine")
     contenders = [part for name in (*GPU_CONTENDERS, "transformers:fp32@cpu") for part in ("-c", name)]

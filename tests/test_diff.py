@@ -223,7 +223,10 @@ def test_the_words() -> None:
     assert words([20, 20.2, 20.8, 21], [30, 30.3, 31.2, 31.5]) == "1.50× higher (range 1.43–1.57): better"
     assert re.fullmatch(r"no difference shown: 1\.00× \(0\.99\d–1\.0\d\)", words(around(20, 8), around(20, 8)))
     # small but sure
-    assert words([1000, 1000, 1000.1, 1000.1], [1003, 1003, 1003.2, 1003.2]) == "0.305% higher (range 0.290–0.320%): better"
+    assert (
+        words([1000, 1000, 1000.1, 1000.1], [1003, 1003, 1003.2, 1003.2])
+        == "0.305% higher (range 0.290–0.320%): better"
+    )
 
 
 # ---- two comparisons

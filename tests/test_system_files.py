@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from test_machine import GIB, MEMINFO, UNLIMITED_V1, v2, write
 
 from weighin.system_files import (
-    available_memory, cpu_quota, groups, l3_cache, machine_memory, memory_limit, number, parse_limit, parse_quota,
-    read_text, table,
+    available_memory,
+    cpu_quota,
+    groups,
+    l3_cache,
+    machine_memory,
+    memory_limit,
+    number,
+    parse_limit,
+    parse_quota,
+    read_text,
+    table,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-WORKER_FILES = ("__init__.py", "errors.py", "worker.py", "unpack.py", "engines", "probes")
+WORKER_FILES = ("__init__.py", "errors.py", "worker.py", "unpack.py", "nvml.py", "engines", "probes")
 DONE = ".complete"
 
 

@@ -71,7 +71,12 @@ FAIL_ON = click.option(
 @main.command()
 @click.argument("model", required=False)
 @click.option(
-    "-c", "--contender", "contenders", multiple=True, metavar="CONTENDER", help="engine:precision@device; repeat it."
+    "-c",
+    "--contender",
+    "contenders",
+    multiple=True,
+    metavar="CONTENDER",
+    help="As in transformers:nf4@cuda; repeat it. `weighin machine` lists them.",
 )
 @click.option(
     "--prompts", metavar="FILE", help="A prompt a line, or JSONL with 'prompt' or 'messages', and 'expected'."
@@ -192,6 +197,10 @@ def run(model: str, prompt: str, contender: str, **options: Any) -> None:
     """Answer PROMPT once with one contender, streamed."""
     from weighin import answer, intake
 
+    if not prompt.strip():
+        raise BadInput("The prompt is empty; write something to answer.")
+    if options["response_tokens"] < 1:
+        raise BadInput(f"--max-new-tokens {options['response_tokens']}: it takes a whole number of at least 1.")
     request = intake.Request(model=model, contenders=(contender,), prompts=[prompt], prompt_tokens=(), **options)
     answer.stream(request, say=lambda text: click.echo(text, err=True), write=lambda text: click.echo(text, nl=False))
 
@@ -211,8 +220,9 @@ def machine() -> None:
         if not engine.hidden:
             missing = environments.missing(engine)
             versions = ", ".join(f"{name} {version}" for name, version in environments.versions(engine).items())
-            ready.append((engine.name, f"not ready: no {', '.join(missing)}" if missing else f"ready: {versions}",
-                          f"install it with: {engine.install}" if missing else ""))  # fmt: skip
+            state = f"not ready: no {', '.join(missing)}" if missing else f"ready: {versions}"
+            offers = f"{engine.name}:{{{','.join(engine.precisions)}}}@{{{','.join(engine.devices)}}}"
+            ready.append((engine.name, state, f"install it with: {engine.install}" if missing else offers))
     Console().print(terminal.machine_view(found, ready, instrument.remembered(found.key)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from rich.console import Console
 
 from weighin import __version__, cache, engines, environments, intake, measurements, prompts, report, runner, schedule
 from weighin.engines import Job
@@ -22,6 +24,7 @@ from weighin.journal import Journal, read
 from weighin.measurements import Comparison
 from weighin.plan import Plan, parse_duration
 from weighin.probes.disk import weight_files
+from weighin.report import terminal
 from weighin.schedule import State, Unit
 
 PLAN = "plan.json"
@@ -64,7 +67,8 @@ def compare(
         options["budget_seconds"] = parse_duration(str(options.pop("budget")))
     request = intake.Request(model=str(model), contenders=tuple(contenders), prompts=prompts, **options)
     plan = intake.make_plan(request, say=print)
-    return start(plan, Path(out) if out else default_folder(plan), Silent())
+    show = terminal.Progress(Console(force_terminal=False))
+    return start(plan, Path(out) if out else default_folder(plan), show)
 
 
 def start(plan: Plan, folder: Path, show: Show) -> Comparison:
@@ -282,12 +286,14 @@ def _claimed(folder: Path, *, new: bool) -> Iterator[None]:
 def check_new_folder(folder: Path) -> None:
     """Refuse, before anything costly, a folder that a new comparison cannot have; leave no trace of the look."""
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+    if not nearest.is_dir():
+        raise BadInput(f"The output folder {folder} cannot be made: {nearest} is a file. Choose another --out.")
+    if not os.access(nearest, os.W_OK):
         raise BadInput(
             f"The output folder {folder} cannot be written ({nearest} does not allow it). Choose another --out."
         )
-    if (folder / PLAN).exists():
-        raise BadInput(_taken(folder))
+    if folder.is_dir():
+        _check_empty(folder)
 
 
 def check_folder(folder: Path, *, new: bool) -> None:
@@ -301,12 +307,17 @@ def check_folder(folder: Path, *, new: bool) -> None:
         raise BadInput(
             f"The output folder {folder} cannot be written ({error.strerror}). Choose another --out."
         ) from error
-    if new and (folder / PLAN).exists():
-        raise BadInput(_taken(folder))
+    if new:
+        _check_empty(folder)
 
 
-def _taken(folder: Path) -> str:
-    return f"{folder} already holds a comparison. Finish it with --resume {folder}, or choose another --out."
+def _check_empty(folder: Path) -> None:
+    if (folder / PLAN).exists():
+        raise BadInput(
+            f"{folder} already holds a comparison. Finish it with --resume {folder}, or choose another --out."
+        )
+    if any(file.name != LOCK for file in folder.iterdir()):
+        raise BadInput(f"{folder} holds other files; give a new or empty folder with --out.")
 
 
 def _check_unchanged(plan: Plan, folder: Path) -> None:
@@ -351,6 +362,7 @@ def exit_code(comparison: Comparison) -> int:
 class _CallableModule(types.ModuleType):
     """`weighin.compare` is this module and the function in it: importing the one would hide the other."""
 
+    @functools.wraps(compare)
     def __call__(self, *args: Any, **kwargs: Any) -> Comparison:
         return compare(*args, **kwargs)
 

@@ -39,6 +39,7 @@ REMEDIES = {
 }
 BUSY_SHARE = 0.05
 PAGING_SHARE = 0.05
+UNSTABLE_PROCESS = 1.5  # the fastest answer of one process against its slowest
 UNSTABLE_SPREAD = 0.10  # between the quartiles of the processes, of their median
 DRIFT_CHANGE = 0.05  # from the first to the last round
 DRIFT_CHANCE = 0.01
@@ -121,6 +122,8 @@ def of_speed(by_round: Mapping[int, float], calls: Sequence[Call], machine: Mach
         )
     elif (spread := quartile_spread(values)) is not None and spread > UNSTABLE_SPREAD:
         found.append(doubt("unstable", f"half of the processes lie {spread:.0%} of the median apart"))
+    elif (within := spread_within(calls)) > UNSTABLE_PROCESS:
+        found.append(doubt("unstable", f"answers of one process took up to {within:.1f} times as long as others"))
     if (slow := slow_start(calls)) is not None and slow > SLOW_START:
         found.append(doubt("first_call_in_sample", f"the first steady answer took {slow:.2f} times the later ones"))
     if differing := different_answers(calls):
@@ -140,6 +143,15 @@ def quartile_spread(values: Sequence[float]) -> float | None:
         return None
     low, _, high = quantiles(values, n=4, method="inclusive")
     return (high - low) / median(values)
+
+
+def spread_within(calls: Sequence[Call]) -> float:
+    """How many times its shortest steady answer a process's longest took, in the worst process."""
+    by_round: dict[int, list[float]] = defaultdict(list)
+    for call in calls:
+        if call.call == "steady" and len(call.times) > 1:
+            by_round[call.round].append(call.times[-1] - call.times[0])
+    return max((max(times) / min(times) for times in by_round.values() if min(times) > 0), default=1.0)
 
 
 def drift(values: Sequence[float]) -> float | None:

@@ -15,7 +15,7 @@ import msgspec
 
 ENOUGH = 6
 # A little above 95%: whoever stops as soon as an interval is narrow stops early by luck now and then. With this level,
-# 95% are left after the stopping rule of schedule.py; a simulation in the tests shows it.
+# 94 to 96% are left after the stopping rule of schedule.py; a simulation in the tests shows it.
 LEVEL = 0.96
 
 

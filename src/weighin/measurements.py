@@ -136,6 +136,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         a, b = (self.contender(name).measurements.get(key) for name in (mine, other))
         return intervals.paired_ratio(a.by_round(), b.by_round()) if a and b else None
 
+    def __repr__(self) -> str:
+        through = sum(c.status == "ok" for c in self.contenders)
+        return (
+            f"<Comparison of {self.model.name}: {through} of {len(self.contenders)} contenders, {self.rounds} rounds>"
+        )
+
     def _repr_html_(self) -> str:
         from weighin.report import notebook
 

@@ -1,5 +1,6 @@
 """What is measured: the formulas, and that an engine cannot cheat its way past them."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +13,17 @@ from hypothesis import strategies as st
 from weighin import probes, worker
 from weighin.engines import Job, OnToken
 from weighin.engines.fake import FakeEngine
-from weighin.probes import Call, Session
-from weighin.probes.disk import bytes_read, evict, model_files, weight_files
+from weighin.probes import SETTLE_SECONDS, Call, Session
+from weighin.probes.disk import bytes_read, evict, weight_files
 
 
 def make_job(kind: str = "speed", **changes: Any) -> Job:
     return Job(**{
         "kind": kind, "round": 1, "contender": "fake:fp32@cpu", "engine": "fake", "precision": "fp32", "device": "cpu",
-        "options": {}, "settings": {"dependencies": ["click", "no-such-package"]}, "model_path": "/nowhere", "weight_files": [],
-        "prepared": None, "out": None, "threads": 1, "prompts": [[5, 6, 7], [8, 9]], "lengths": {"4": [1, 2, 3, 4]},
-        "stop_ids": [1], "max_new_tokens": 3, "response_cap": 4, "repeats": 2, "remote_code": False,
-        "allow_pickle": False, "spawned_at": 100.0, **changes,
+        "options": {}, "settings": {"dependencies": ["click", "no-such-package"]}, "model_path": "/nowhere",
+        "weight_files": [], "prepared": None, "out": None, "threads": 1, "prompts": [[5, 6, 7], [8, 9]],
+        "lengths": {"4": [1, 2, 3, 4]}, "stop_ids": [1], "max_new_tokens": 3, "response_cap": 4, "repeats": 2,
+        "remote_code": False, "allow_pickle": False, "spawned_at": 100.0, **changes,
     })  # fmt: skip
 
 
@@ -114,6 +115,32 @@ def test_a_call_is_one_event_after_its_last_token() -> None:
     assert one.tokens_in_phase == 3
 
 
+class Timed(FakeEngine):
+    """Of the world's time, so that settling is real."""
+
+    virtual = False
+
+
+def test_what_is_timed_begins_when_weighin_has_written_down_what_it_was_told() -> None:
+    events: list[Any] = []
+    one = Session(make_job("none"), Timed(make_job("none")), events.append)
+    one.emit({"event": "x"})
+    before = time.monotonic()
+    one.settle()
+    assert time.monotonic() - before >= 0.8 * SETTLE_SECONDS
+    before = time.monotonic()
+    one.settle()  # nothing was said since
+    assert time.monotonic() - before < SETTLE_SECONDS
+    assert events == [{"event": "x"}]
+
+
+def test_virtual_time_need_not_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"slept {seconds} s"))
+    one, _ = session([7])
+    one.emit({"event": "x"})
+    one.settle()
+
+
 # ---- the probes together
 
 
@@ -123,7 +150,8 @@ def test_every_key_is_declared_once_and_says_which_way_is_better() -> None:
     for key, measure in probes.measures().items():
         assert measure.better in ("lower", "higher", ""), key
         assert measure.label and measure.unit, key
-        assert ("higher" if "per_second" in key else "lower") == measure.better, key
+        expected = "" if key == "clock_mhz" else "higher" if "per_second" in key else "lower"
+        assert measure.better == expected, key
 
 
 @pytest.mark.parametrize("kind", ["speed", "cold", "responses", "answer"])
@@ -208,13 +236,14 @@ def test_the_size_on_disk_is_of_what_the_contender_needs(tmp_path: Path) -> None
         (tmp_path / folder / "sub").mkdir(parents=True)
         (tmp_path / folder / "model.safetensors").write_bytes(b"x" * size)
         (tmp_path / folder / "config.json").write_bytes(b"{}")
-    own = make_job(model_path=str(tmp_path / "model"))
-    assert samples(work(own), "disk_bytes") == [102.0]
-    assert [f.name for f in weight_files(own)] == ["model.safetensors"]
-    made = make_job(model_path=str(tmp_path / "model"), prepared=str(tmp_path / "prepared"))
-    assert samples(work(made), "disk_bytes") == [9.0]
-    single = make_job(model_path=str(tmp_path / "model" / "model.safetensors"))
-    assert model_files(single) == [tmp_path / "model" / "model.safetensors"]
+    model = tmp_path / "model"
+    own = make_job(model_path=str(model), weight_files=[str(model / "model.safetensors")])
+    assert weight_files(own) == [model / "model.safetensors"]
+    assert samples(work(own), "disk_bytes") == [100.0]  # the weights alone
+    made = make_job(model_path=str(model), weight_files=own.weight_files, prepared=str(tmp_path / "prepared"))
+    assert sorted(f.name for f in weight_files(made)) == ["config.json", "model.safetensors"]
+    assert samples(work(made), "disk_bytes") == [9.0]  # all that was made for it
+    assert samples(work(make_job()), "disk_bytes") == [0.0]
 
 
 def test_bytes_read_only_grow() -> None:

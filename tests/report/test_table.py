@@ -83,8 +83,9 @@ def test_what_is_not_known_is_a_dash() -> None:
     ("ratio", "words"),
     [
         (1.0, "the same"), (1.05, "the same"), (0.5, "about half"), (0.52, "about half"), (0.25, "about a quarter"),
-        (0.3333, "about a third"), (0.127, "about an eighth"), (0.14, "0.140 times"), (0.6, "0.600 times"),
-        (0.66, "about two thirds"), (1.2, "1.20 times"), (4.0, "4.00 times"),
+        (0.3333, "about a third"), (0.127, "about an eighth"),
+        (0.14, "0.140 times as much"), (0.6, "0.600 times as much"),
+        (0.66, "about two thirds"), (1.2, "1.20 times as much"), (4.0, "4.00 times as much"),
     ],
 )  # fmt: skip
 def test_a_share_is_a_word_where_a_simple_fraction_is_near(ratio: float, words: str) -> None:
@@ -95,7 +96,7 @@ def test_a_share_is_a_word_where_a_simple_fraction_is_near(ratio: float, words: 
 def test_the_words_of_a_share_are_never_far_from_it(ratio: float) -> None:
     words = share(ratio)
     named = {text: value for value, text in table.FRACTIONS}
-    meant = named[words] if words in named else float(words.removesuffix(" times").replace(",", ""))
+    meant = named[words] if words in named else float(words.removesuffix(" times as much").replace(",", ""))
     assert meant == pytest.approx(ratio, rel=0.09)
 
 
@@ -225,6 +226,23 @@ def test_one_that_did_not_run_keeps_its_row_its_reason_and_no_figure(
     assert not any(c.isdigit() for cell in short for c in cell)
     if which == 3:
         assert set(short) == {NOTHING}
+
+
+@pytest.mark.parametrize(
+    ("loaded", "words"),
+    [
+        (250e6, "about a quarter of the reference's"), (140e6, "0.140 times as much as the reference's"),
+        (1e9, "the same as the reference's"), (2e9, "2.00 times as much as the reference's"),
+    ],
+)  # fmt: skip
+def test_a_size_is_told_against_the_reference(finished: Finished, loaded: float, words: str) -> None:
+    changed = [
+        msgspec.structs.replace(c, measurements={**c.measurements, "loaded_bytes": measured(size, unit="B")})
+        for c, size in zip(finished.comparison.contenders, (1e9, loaded), strict=False)
+    ]
+    comparison = msgspec.structs.replace(finished.comparison, contenders=changed)
+    assert words in cells(comparison, 1)["Model size"].splitlines()
+    assert "full" in cells(comparison, 0)["Model size"].splitlines()
 
 
 def test_one_that_failed_late_shows_what_was_measured_before(fakes: Callable[..., Comparison]) -> None:

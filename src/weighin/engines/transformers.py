@@ -68,7 +68,8 @@ class TransformersEngine(Engine):
     @classmethod
     def cannot_run(cls, contender: Contender, machine: Machine, model: Model) -> str | None:
         if contender.device == "cuda" and not machine.gpus:
-            return f"no CUDA GPU here: {machine.gpu_reason or 'none was found'}"
+            reason = machine.gpu_reason or "none was found"
+            return f"no CUDA GPU here: {reason}; run it on a machine with an NVIDIA GPU and its driver"
         if contender.device == "mps" and not machine.mps:
             return "no Apple GPU here"
         if contender.device == "mps" and contender.precision in BITSANDBYTES:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
+from weighin import nvml
 from weighin.probes import Measure, Probe
 
 # NVML's bits for slowdowns by heat: by hardware, by software, by hardware for temperature
@@ -23,7 +23,7 @@ class ClocksProbe(Probe):
             return
         session = self.session
         if session.job.settings.get("uses_gpu"):
-            value, reason, held_back = _gpu()
+            value, reason, held_back = _gpu(session.job.device)
             if held_back:
                 evidence = f"the GPU was slowed down for heat (NVML's reasons {held_back:#x})"
                 session.emit({"event": "doubt", "type": "drift", "evidence": evidence})
@@ -35,14 +35,11 @@ class ClocksProbe(Probe):
             session.sample("clock_mhz", value)
 
 
-def _gpu() -> tuple[float | None, str, int]:
+def _gpu(device: str) -> tuple[float | None, str, int]:
     try:
-        import pynvml as nvml
-
-        nvml.nvmlInit()
-        handles: list[Any] = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        clocks = [nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) for handle in handles]
-        reasons = [nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) for handle in handles]
+        library, handles = nvml.used(device)
+        clocks = [library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM) for handle in handles]
+        reasons = [library.nvmlDeviceGetCurrentClocksThrottleReasons(handle) for handle in handles]
     except Exception as error:  # NVML fails in many ways: not installed, not permitted, not supported
         return None, f"NVML gives no clock ({type(error).__name__}: {error})", 0
     return float(max(clocks)), "", next((r & HEAT for r in reasons if r & HEAT), 0)

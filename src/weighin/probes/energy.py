@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weighin import nvml
 from weighin.probes import Measure, Probe, Session
 
 RAPL = Path("/sys/class/powercap")
@@ -28,26 +29,23 @@ class EnergyProbe(Probe):
     def phase_ended(self, phase: str) -> None:
         if phase != "answers":
             return
-        after, _ = self._joules()
+        after, reason = self._joules()
         if self.before is None or after is None:
-            self.session.unknown("energy_joules_per_token", self.reason)
+            self.session.unknown("energy_joules_per_token", self.reason or reason)
         elif after < self.before:
             self.session.unknown("energy_joules_per_token", "the energy counter began anew in between")
         elif self.session.tokens_in_phase:
             self.session.sample("energy_joules_per_token", (after - self.before) / self.session.tokens_in_phase)
 
     def _joules(self) -> tuple[float | None, str]:
-        return _gpu_joules() if self.on_gpu else _processor_joules()
+        return _gpu_joules(self.session.job.device) if self.on_gpu else _processor_joules()
 
 
-def _gpu_joules() -> tuple[float | None, str]:
-    """Of all GPUs that this process can see, since the driver was loaded."""
+def _gpu_joules(device: str) -> tuple[float | None, str]:
+    """Of the GPUs that it uses, since the driver was loaded."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles) / 1000, ""
+        library, handles = nvml.used(device)
+        return sum(library.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles) / 1000, ""
     except Exception as error:  # NVML fails in many ways: not installed, not permitted, not supported
         return None, f"NVML gives no energy ({type(error).__name__}: {error})"
 

@@ -18,6 +18,7 @@ class MemoryProbe(Probe):
     jobs = ("speed",)
     measures = {  # noqa: RUF012 - a ClassVar of the contract
         "peak_ram_bytes": Measure("peak RAM", "B", "lower"),
+        "answer_ram_bytes": Measure("RAM while it answers", "B", "lower"),
         "peak_ram_anonymous_bytes": Measure("peak RAM that is not mapped files, sampled at phase ends", "B", "lower"),
         "peak_vram_bytes": Measure("peak VRAM, reserved by the engine", "B", "lower"),
         "peak_vram_allocated_bytes": Measure("peak VRAM, in tensors", "B", "lower"),
@@ -33,6 +34,8 @@ class MemoryProbe(Probe):
         status = _status()
         for child in _descendants(os.getpid()):
             self.children[child] = max(self.children.get(child, 0), _status(child).get("VmHWM", 0))
+        if phase == "answers" and "VmRSS" in status:
+            self.session.sample("answer_ram_bytes", float(status["VmRSS"]))
         if "RssAnon" in status:
             self.anonymous.append(status["RssAnon"])
         self.session.emit({"event": "memory", "phase": phase, **status, **self.session.engine.device_memory()})
@@ -67,7 +70,7 @@ class MemoryProbe(Probe):
         if (group := _private_group_peak()) is not None:
             return float(group)
         bound = own + max(sum(self.children.values()), ended)
-        evidence = f"it has {len(self.children) or 'some'} processes of its own; their peaks are added up"
+        evidence = "the peaks of the processes that it started are added up, whenever each of them was"
         self.session.emit({"event": "doubt", "type": "memory_upper_bound", "evidence": evidence})
         return bound
 

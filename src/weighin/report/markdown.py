@@ -91,7 +91,8 @@ def _responses(comparison: Comparison) -> list[str]:
         return []
     rows = []
     for number_, prompt in enumerate(comparison.workload.prompts):
-        row = [f"{number_ + 1}. {prompt.shown}"]
+        expected = f"\n(expected: {prompt.expected}; not scored)" if prompt.expected is not None else ""
+        row = [f"{number_ + 1}. {prompt.shown}{expected}"]
         for c in answered:
             found = next((r for r in c.responses if r.prompt == number_), None)
             thought = (

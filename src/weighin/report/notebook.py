@@ -17,5 +17,6 @@ def render(comparison: Comparison) -> str:
     rows = "".join(
         f"<tr>{cell('th', row.title)}{''.join(cell('td', row.cell(comparison, c)) for c in comparison.contenders)}</tr>"
         for row in table.document(comparison)
+        if row.title != "Code snippet"
     )
     return f"<h3>How to run {escape(table.visible(comparison.model.name))}</h3><table><tr>{head}</tr>{rows}</table>"

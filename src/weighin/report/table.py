@@ -198,7 +198,8 @@ def _ram(comparison: Comparison, result: ContenderResult) -> str:
     of = result.measurements
     return lines(
         f"peak {figure(of['peak_ram_bytes'])}",
-        f"{figure(of['peak_ram_anonymous_bytes'])} of it not mapped files"
+        f"{figure(of['answer_ram_bytes'])} while it answers" if of["answer_ram_bytes"].value is not None else "",
+        f"{figure(of['peak_ram_anonymous_bytes'])} without mapped files"
         if of["peak_ram_anonymous_bytes"].value is not None
         else "",
         against(comparison, result, "peak_ram_bytes"),
@@ -223,7 +224,7 @@ def _responses(comparison: Comparison, result: ContenderResult) -> str:
     first = result.responses[0]
     text = " ".join(first.text.split())
     shown = text if len(text) <= 120 else text[:117] + "…"
-    return lines(f"“{shown}”", f"{len(first.ids)} tokens, {first.finish}; all answers below")
+    return lines(f"“{shown}”", f"{len(first.ids)} tokens, {first.finish}")
 
 
 def _quality(comparison: Comparison, result: ContenderResult) -> str:
@@ -239,9 +240,8 @@ def _quality(comparison: Comparison, result: ContenderResult) -> str:
     firsts = [first_difference(mine.ids, other.ids) for mine, other in pairs if mine.ids != other.ids]
     where = f"first difference at token {', '.join(map(str, firsts))}" if firsts else ""
     return lines(
-        f"the reference's very answer on {same} of {len(pairs)} prompts",
+        f"the same answer as the reference on {same} of {len(pairs)} prompts",
         where,
-        "divergence from the reference: not measured",
     )
 
 

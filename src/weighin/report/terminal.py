@@ -65,7 +65,11 @@ class Progress:
 
     def planned(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
-        budget = f"{plan.rounds} rounds" if plan.rounds else f"a budget of {figure_seconds(plan.budget_seconds)}"
+        budget = (
+            f"{plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+            if plan.rounds
+            else f"a budget of {figure_seconds(plan.budget_seconds)}"
+        )
         model = plan.model
         self.console.print(
             Text(
@@ -161,7 +165,7 @@ def result(comparison: Comparison, width: int = 160) -> RenderableType:
     table.add_column("contender", no_wrap=True)
     for title, _ in columns:
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("decode speed", justify="right")
+    table.add_column("to the reference", justify="right")
     for c in comparison.contenders:
         if c.rounds:
             cells = [figure(c.measurements.get(key)).replace(" (", "\n(") for _, key in columns]
@@ -200,7 +204,7 @@ def _brackets(comparison: Comparison) -> str:
         return f"Medians over {comparison.rounds} rounds of fresh processes; in brackets 95% intervals."
     if comparison.rounds > 1:
         return f"Medians over {comparison.rounds} rounds of fresh processes; in brackets their range."
-    return "One round: these figures have no interval yet."
+    return "One round: these figures have no interval yet." if comparison.rounds else "Nothing was measured."
 
 
 def _speed_against(comparison: Comparison, c: ContenderResult) -> str:
