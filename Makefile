@@ -29,7 +29,7 @@ demo: $(READY)
 		|| { code=$$?; [ $$code -eq 4 ] || exit $$code; }
 
 test: $(READY)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2
 
 test-fast: $(READY)
 	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 2

@@ -120,7 +120,7 @@ def main() -> None:
             for who in names[shift:] + names[:shift]:
                 raw[who].append({**turns[who](number), "round": number})
             shown = {who: f"{raw[who][-1]['decode']:.2f}" for who in names}
-            print(f"round {number} of {arguments.rounds}: decode tokens/s {shown}", flush=True)
+            print(f"round {number} of {arguments.rounds}: decode tokens/s {shown}", file=sys.__stdout__, flush=True)
         show.finished()
         cost = parent_cost(folder)
     machine = plan.machine

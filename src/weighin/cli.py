@@ -76,7 +76,7 @@ FAIL_ON = click.option(
     "contenders",
     multiple=True,
     metavar="CONTENDER",
-    help="As in transformers:nf4@cuda; repeat it. `weighin machine` lists them.",
+    help="engine:precision@device, as in transformers:nf4@cuda; repeat it.",
 )
 @click.option(
     "--prompts", metavar="FILE", help="A prompt a line, or JSONL with 'prompt' or 'messages', and 'expected'."

@@ -10,11 +10,11 @@ from test_probes import make_job, samples, work
 from weighin.probes import clocks
 
 
-def of_gpu(clock: Any, reasons: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def of_gpu(clock: Any, reasons: Any, monkeypatch: pytest.MonkeyPatch, device: str = "auto") -> list[dict[str, Any]]:
     stub_nvml(
         monkeypatch, NVML_CLOCK_SM=1, nvmlDeviceGetClockInfo=clock, nvmlDeviceGetCurrentClocksThrottleReasons=reasons
     )
-    return work(make_job(settings={"dependencies": [], "uses_gpu": True}))
+    return work(make_job(device=device, settings={"dependencies": [], "uses_gpu": True}))
 
 
 def doubts_of(events: list[dict[str, Any]]) -> list[str]:
@@ -37,6 +37,14 @@ def test_the_gpus_clock_is_that_of_the_fastest(monkeypatch: pytest.MonkeyPatch) 
     events = of_gpu(lambda handle, kind: [210, 1980][handle] if kind == 1 else 0, lambda handle: 0x1, monkeypatch)
     assert samples(events, "clock_mhz") == [1980.0]
     assert doubts_of(events) == []  # idle is no heat
+
+
+def test_a_contender_on_one_gpu_is_not_told_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    clock = lambda handle, kind: [210, 1980][handle]  # noqa: E731
+    assert samples(of_gpu(clock, lambda handle: 0, monkeypatch, "cuda"), "clock_mhz") == [210.0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert samples(of_gpu(clock, lambda handle: 0, monkeypatch, "cuda"), "clock_mhz") == [1980.0]
 
 
 @pytest.mark.parametrize("bit", [0x8, 0x20, 0x40])

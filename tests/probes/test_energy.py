@@ -101,9 +101,6 @@ def test_a_counter_that_may_not_be_read_says_so(rapl: Path) -> None:
     assert "cannot be read" in found["reason"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="EnergyProbe.phase_ended drops the second reading's reason: an unknown without a reason"
-)
 def test_a_counter_that_vanishes_in_between_has_a_reason(rapl: Path) -> None:
     counters(rapl, intelrapl_0=5)
     calls = [0]
@@ -138,7 +135,7 @@ def test_a_gpus_energy_is_the_drivers(monkeypatch: pytest.MonkeyPatch, rapl: Pat
 
     stub_nvml(monkeypatch, nvmlDeviceGetTotalEnergyConsumption=lambda handle: millijoules[handle])
     (found,) = answers(eat, gpu=True)
-    assert found["value"] == pytest.approx(4.5)
+    assert found["value"] == pytest.approx(4.0)  # of the GPU in use, not of its neighbour
 
 
 def test_a_gpu_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:

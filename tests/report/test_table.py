@@ -146,7 +146,7 @@ def test_a_contender_that_ran_has_figures_in_every_row(finished: Finished) -> No
 def test_the_other_is_told_against_the_reference(finished: Finished) -> None:
     found = cells(finished.comparison, 1)
     assert "so far higher: 2.00 times the reference's (2.00–2.00)" in found["Inference time (4 new tokens)"]
-    assert "the reference's very answer on 0 of 2 prompts" in found["Accuracy / quality"]
+    assert "the same answer as the reference on 0 of 2 prompts" in found["Accuracy / quality"]
     assert "first difference at token 1, 1" in found["Accuracy / quality"]
     assert "“ij”" in found["Response output"]
     assert "3 tokens, stop" in found["Response output"]
