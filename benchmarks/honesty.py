@@ -1,6 +1,6 @@
 """Are weighin's figures those of a bare loop of the same calls? Both on the same model, alternating, in one run.
 
-    python benchmarks/honesty.py [ROUNDS] [--peer ROUNDS] [--json FILE]
+    python benchmarks/honesty.py [ROUNDS] [--peer ROUNDS] [--new-tokens N] [--json FILE]
 
 Each round starts one process of each, in turns; with --peer, optimum-benchmark's too (in an environment of its own).
 Printed last: the paired ratio to the bare loop for decode speed, load time, peak memory and the time it took, with its
@@ -93,8 +93,11 @@ def main() -> None:
     parser.add_argument("rounds", nargs="?", type=int, default=12)
     parser.add_argument("--json", type=Path, help="write the raw samples here")
     parser.add_argument("--peer", type=int, default=0, metavar="ROUNDS", help="run optimum-benchmark in so many rounds")
+    parser.add_argument("--new-tokens", type=int, default=50, help="few make for many rounds: for load time and memory")
     arguments = parser.parse_args()
-    request = intake.Request(model="demo-base", contenders=(CONTENDER,), prompt_tokens=())
+    request = intake.Request(
+        model="demo-base", contenders=(CONTENDER,), prompt_tokens=(), max_new_tokens=arguments.new_tokens
+    )
     plan = intake.make_plan(request, say=print)
     python = optimum_benchmark.environment(cache.root() / "peer") if arguments.peer else None
     raw: dict[str, list[dict[str, float]]] = {"bare": [], "weighin": [], "optimum-benchmark": []}

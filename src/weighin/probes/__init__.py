@@ -64,6 +64,7 @@ class Session:
         self.clock = engine.clock
         self.current = "start"
         self.tokens_in_phase = 0
+        self.disk_read_before = 0  # bytes that were read before the job began; set by the probe that loads
         self._emit = emit
         self._said_at = 0.0
         self.probes = [probe(self) for probe in everything() if job.kind in probe.jobs]

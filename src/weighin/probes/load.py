@@ -31,6 +31,7 @@ class LoadProbe(Probe):
     def run(self) -> None:
         session, engine = self.session, self.session.engine
         cold = session.job.kind == "cold"
+        session.disk_read_before = bytes_read() or 0
         if cold:
             evict(self.files)
         with session.phase("import"):
@@ -38,7 +39,7 @@ class LoadProbe(Probe):
             began = session.clock()
             engine.import_packages()
             import_seconds = session.clock() - began
-        read = bytes_read() or 0
+        read = (bytes_read() or 0) - session.disk_read_before
         if read < COLD_IMPORT:
             session.sample("import_seconds", import_seconds)
         else:

@@ -25,7 +25,7 @@ class SpeedProbe(Probe):
 
     def run(self) -> None:
         session, job = self.session, self.session.job
-        before = bytes_read() or 0
+        before = (bytes_read() or 0) - session.disk_read_before
         with session.phase("first_answer"):
             call = session.call("first", 0, job.prompts[0], job.max_new_tokens)
         self._first(call, before)
@@ -63,7 +63,7 @@ class SpeedProbe(Probe):
 
     def _first(self, call: Call, before: int) -> None:
         """What came cold from the disk would be told as the engine's slowness: such a start is `ready_cold_seconds`."""
-        now = bytes_read() or 0
+        now = (bytes_read() or 0) - self.session.disk_read_before
         ready = call.times[0] - self.session.job.spawned_at
         for key, value, read in (
             ("ready_seconds", ready, now),
