@@ -194,6 +194,7 @@ class TransformersEngine(Engine):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import torch
         import transformers
+        from transformers import BitsAndBytesConfig, GenerationConfig  # noqa: F401 - they import much; not in `load`
         from transformers.utils import logging
 
         logging.disable_progress_bar()
