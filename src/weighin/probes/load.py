@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import platform
 
@@ -47,6 +48,7 @@ class LoadProbe(Probe):
         session.emit({"event": "versions", "versions": _versions(session.job.settings["dependencies"])})
         before = bytes_read()
         with session.phase("load"):
+            gc.collect()  # what importing left behind is not the load's to clear away
             session.settle()
             began = session.clock()
             engine.load()
