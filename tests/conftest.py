@@ -143,13 +143,13 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 CHILD = """
 import json, sys
 sys.modules["torch"] = None
-from weighin import prompts
+from weighin import tokens
 from weighin.errors import BadInput
 answers, sys.stdout = sys.stdout, sys.stderr
 for line in sys.stdin:
     question = json.loads(line)
     try:
-        answer = {"render": prompts._render, "decode": prompts._decode}[question["action"]](question)
+        answer = {"render": tokens._render, "decode": tokens._decode}[question["action"]](question)
     except BadInput as error:
         answer = {"error": str(error)}
     except Exception:
@@ -194,7 +194,14 @@ def quick_prompts(tokenizer_process: subprocess.Popen[str], monkeypatch: pytest.
     keep_asking(monkeypatch, tokenizer_process)
 
 
-SMALL = {"rounds": 1, "max_new_tokens": 4, "response_tokens": 6, "prompt_tokens": (), "prompts": ["hello"]}
+SMALL = {
+    "quality": False,
+    "rounds": 1,
+    "max_new_tokens": 4,
+    "response_tokens": 6,
+    "prompt_tokens": (),
+    "prompts": ["hello"],
+}
 
 
 @pytest.fixture
@@ -267,4 +274,4 @@ def cli(*arguments: Any, timeout: float = 120, **changes: str) -> subprocess.Com
     )  # fmt: skip
 
 
-SMALL_CLI = ("--rounds", 1, "--max-new-tokens", 4, "--response-tokens", 6, "--prompt-tokens", 16)
+SMALL_CLI = ("--no-quality", "--rounds", 1, "--max-new-tokens", 4, "--response-tokens", 6, "--prompt-tokens", 16)

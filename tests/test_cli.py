@@ -14,6 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 from conftest import SMALL_CLI, Finished, cli, ids_of, make_model
+from small_kits import engine, offer, quick_venv, wheel
 
 from weighin import __version__
 from weighin.cli import main
@@ -150,12 +151,10 @@ def test_bad_input_is_named_and_nothing_is_written(
 
 def test_an_unknown_architecture_by_the_command_line(tmp_path: Path) -> None:
     model = make_model(tmp_path / "new", model_type="brandnew", architectures=["BrandNewForCausalLM"])
-    done = cli("compare", model, *FAKE, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("weighin: ")
-    assert "BrandNewForCausalLM" in done.stderr
-    assert done.stdout == ""
-    assert not (tmp_path / "out").exists()
+    done = cli("compare", model, *FAKE, "-c", "transformers:fp32@cpu", "--out", tmp_path / "out")
+    assert done.returncode == 4  # another engine may know it
+    assert "BrandNewForCausalLM" in done.stdout
+    assert "transformers:fp32@cpu: cannot_run" in done.stdout
 
 
 def test_a_prompt_that_is_too_long_for_the_model(quick_prompts: None, tiny_model: Path, tmp_path: Path) -> None:
@@ -253,6 +252,45 @@ def test_machine_says_what_it_is_and_which_engines_are_ready() -> None:
         assert title in result.output
     assert "ready" in result.output
     assert "fake" not in result.output
+
+
+def test_engines_are_shown_installed_broken_repaired_and_removed(
+    tmp_path: Path, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIGHIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    quick_venv(monkeypatch, shared_folder)
+    offer(monkeypatch, engine(wheel(tmp_path, "smallone"), needs=("smallone>=1",)))
+    assert "small is not installed. To install it: weighin engines install small" in quick("engines").output
+    assert "small is ready: smallone 1.0, " in quick("engines", "install", "small").output
+    result = quick("engines")
+    assert result.exit_code == 0
+    for words in ("ready", "smallone 1.0", "its own environment", "cuda (untested)", "fp32, q4"):
+        assert words in result.output
+    assert "ready, in its own environment: smallone 1.0" in quick("machine").output
+    next((tmp_path / "cache").rglob("data.txt")).unlink()
+    assert "small is broken (files are missing" in quick("engines").output
+    assert "small is ready" in quick("engines", "install", "small").output
+    assert "small is ready: smallone 1.0; nothing to do" in quick("engines", "upgrade").output
+    assert "small: removed" in quick("engines", "remove", "small").output
+
+
+def test_an_engine_that_cannot_be_installed(tmp_path: Path, shared_folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("WEIGHIN_CACHE", str(tmp_path / "cache"))
+    quick_venv(monkeypatch, shared_folder)
+    offer(monkeypatch, engine(str(tmp_path / "gone-1.0-py3-none-any.whl")))
+    result = quick("engines", "install", "small")
+    assert result.exit_code == 1
+    assert "small could not be installed" in result.output
+    assert quick("engines", "install", "smell").exit_code == 2
+    assert quick("engines", "install").exit_code == 2
+
+
+def test_engines_answers_without_torch() -> None:
+    code = "import sys; from weighin.cli import main\ntry: main(['engines'])\nexcept SystemExit: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "transformers" in done.stdout.partition("weighin.cli")[0]
+    assert not {"torch", "transformers", "bitsandbytes"} & set(done.stdout.splitlines()[-1].split())
 
 
 def test_run_streams_one_answer(tiny_model: Path) -> None:

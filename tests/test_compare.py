@@ -143,9 +143,9 @@ def test_a_thinking_part_is_kept_apart(fakes: Fakes, tmp_path: Path) -> None:
 
 def test_messages_and_what_is_expected_come_through(fakes: Fakes, tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
-    file.write_text('{"messages": [{"role": "user", "content": "hi"}], "expected": {"a": [1]}}\n')
+    file.write_text('{"messages": [{"role": "user", "content": "hi"}], "expected": {"json": {"a": [1]}}}\n')
     workload = fakes("fp32@cpu", prompts=str(file), system="be brief").workload
-    assert workload.prompts[0].expected == {"a": [1]}
+    assert workload.prompts[0].expected == {"json": {"a": [1]}}
     assert workload.rendered[0].text == "<s>[system] be brief</s>[user] hi</s>[assistant]"
     assert workload.stop_ids == [EOS]
 

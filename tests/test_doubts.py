@@ -18,7 +18,7 @@ from conftest import cli, make_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weighin import doubts, engines, machine, measurements, worker
+from weighin import doubts, engines, jobs, machine, measurements, worker
 from weighin.compare import PLAN, rebuild
 from weighin.doubts import (
     REMEDIES,
@@ -427,7 +427,7 @@ def test_a_later_round_that_failed_is_a_doubt_not_a_failure(fakes: Fakes, kind: 
 
 
 def test_a_cold_load_that_failed_is_a_doubt(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weighin import compare, runner
+    from weighin import runner
 
     really = runner.run
 
@@ -436,7 +436,7 @@ def test_a_cold_load_that_failed_is_a_doubt(fakes: Fakes, monkeypatch: pytest.Mo
             return runner.Outcome(status="failed", phase="load", reason="broke", remedy="see log", seconds=1.0)
         return really(job, *rest, **more)
 
-    monkeypatch.setattr(compare.runner, "run", run)
+    monkeypatch.setattr(jobs.runner, "run", run)
     comparison = fakes("fp32@cpu")
     assert comparison.contenders[0].status == "ok"
     assert found_in(comparison)["failed_round"] == "cold in round 1: broke"
@@ -533,7 +533,9 @@ class Reader(FakeEngine):
         if self.when == "load":
             self._read()
 
-    def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
+    def generate(
+        self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken, sampling: Any = None
+    ) -> list[int]:
         def read_too(token: int) -> None:
             if self.when == "token":
                 self._read()

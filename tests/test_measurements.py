@@ -11,8 +11,9 @@ from conftest import Finished
 from filelock import FileLock
 
 from weighin import compare, prompts
-from weighin.compare import LOCK, PLAN, Silent, rebuild, resume
+from weighin.compare import Silent, rebuild, resume
 from weighin.errors import BadInput
+from weighin.folder import LOCK, PLAN
 from weighin.journal import NAME, read
 from weighin.measurements import UNDECODED, Comparison, Measurement, _measurements
 

@@ -79,7 +79,7 @@ def test_an_error_names_the_nearest_contender(typed: str, meant: str) -> None:
     assert meant in message
 
 
-@pytest.mark.parametrize("typed", ["", "zzz", "???", "llama.cpp:q4_k_m@cpu", ":@", "💥"])
+@pytest.mark.parametrize("typed", ["", "zzz", "???", "llamacpp:q4_k_m@cpu", ":@", "💥"])
 def test_the_named_contender_is_always_a_valid_one(typed: str) -> None:
     named = re.findall(r"[a-z.]+:\w+@\w+", refused(typed).replace(f"'{typed}'", ""))
     assert named
@@ -160,6 +160,7 @@ def workload(**changes: object) -> Workload:
         rendered=[Rendered(text="hello", ids=[1, 2, 3])],
         lengths={"4": [1, 1, 1, 1]},
         template="raw", template_note="", system=None, stop_ids=[9], thinking=None, max_new_tokens=5, response_cap=9,
+        vocabulary=272,
     )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
 

@@ -26,6 +26,11 @@ def test_every_command_of_the_readme_exists():
 def test_every_option_of_the_readme_exists():
     from weighin.cli import main
 
-    known = {opt for command in main.commands.values() for param in command.params for opt in param.opts} | {"-c"}
+    known = {
+        opt
+        for command in main.commands.values()
+        for param in command.params
+        for opt in (*param.opts, *param.secondary_opts)
+    } | {"-c"}
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", text)) <= known

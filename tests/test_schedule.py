@@ -22,7 +22,9 @@ def plan(
     reference: str | None = None,
 ) -> Any:
     entries = [SimpleNamespace(name=name, recipe=(recipes or {}).get(name)) for name in names]
-    return SimpleNamespace(runnable=entries, rounds=rounds, budget_seconds=budget, reference=reference)
+    return SimpleNamespace(
+        runnable=entries, entries=entries, rounds=rounds, budget_seconds=budget, reference=reference, quality=None
+    )
 
 
 def records(unit: Unit, status: str = "ok", seconds: float = 1.0, **samples: float) -> list[dict[str, Any]]:

@@ -16,8 +16,10 @@ PACKAGE = ROOT / "src" / "weighin"
 # the order of the data flow; what is not named here comes after it, by name
 FLOW = (
     *("cli", "compare", "intake", "model", "safetensors_header", "gguf_header", "hub", "demo", "unpack", "machine"),
-    *("bandwidth", "plan", "prompts", "schedule", "environments", "runner", "journal", "worker", "engines", "probes"),
-    *("measurements", "intervals", "doubts", "verdict", "report", "answer", "cache", "errors"),
+    *("bandwidth", "plan", "prompts", "documents", "tokens", "spelling", "schedule", "quality", "jobs", "environments"),
+    *("kits", "installing", "pip_lines", "runner", "journal", "folder", "worker", "engines", "probes"),
+    *("reference_rows", "harness", "lm_eval_adapter", "measurements", "intervals", "losses", "fidelity", "divergence"),
+    *("expected", "doubts", "verdict", "report", "answer", "cache", "errors"),
 )
 LEFT_OUT = ("__init__", "__main__")
 

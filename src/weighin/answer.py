@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from weighin import intake, prompts
-from weighin.compare import prepare, work
 from weighin.errors import BadInput, WeighinError
+from weighin.jobs import prepare, work
 from weighin.report.table import visible
 from weighin.schedule import State, Unit
 

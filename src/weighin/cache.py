@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-WORKER_FILES = ("__init__.py", "errors.py", "worker.py", "unpack.py", "nvml.py", "engines", "probes")
+WORKER_FILES = (
+    *("__init__.py", "errors.py", "worker.py", "unpack.py", "nvml.py", "reference_rows.py"),
+    *("engines", "probes"),
+)
 DONE = ".complete"
 
 
@@ -27,6 +30,11 @@ def root() -> Path:
 def prepared(fingerprint: str, recipe: str) -> Path:
     """Where a model prepared by a recipe lies, whether it is there yet or not."""
     return root() / "prepared" / f"{fingerprint[:16]}-{recipe}"
+
+
+def reference(fingerprint: str, recipe: str) -> Path:
+    """Where the rows of a model's reference lie."""
+    return root() / "references" / f"{fingerprint[:16]}-{recipe}"
 
 
 def is_complete(folder: Path) -> bool:

@@ -91,6 +91,30 @@ FAIL_ON = click.option(
 @click.option("--rounds", type=int, help="Exactly this many rounds.  [default: until precise, or the budget ends]")
 @click.option("--budget", default="10m", show_default=True, help="Time for everything after preparing: 90s, 10m, 1h.")
 @click.option("--reference", metavar="CONTENDER", help="What quality is judged against.  [default: fp32, if it fits]")
+@click.option(
+    "--text", metavar="FILE", help="What quality is measured on: documents with blank lines between, or JSONL."
+)
+@click.option(
+    "--quality/--no-quality", default=True, help="Measure what is lost against the reference.  [default: yes]"
+)
+@click.option("--quality-tokens", type=int, default=4000, show_default=True, help="Tokens that are scored at most.")
+@click.option("--reference-disk", default="8GB", show_default=True, help="Most that the reference's rows may take.")
+@click.option(
+    "--bos",
+    type=click.Choice(["auto", "add", "none"]),
+    default="auto",
+    show_default=True,
+    help="The begin token: as the tokenizer does, put in front, or left out.",
+)
+@click.option(
+    "--sampling",
+    type=click.Choice(["greedy", "model"]),
+    default="greedy",
+    show_default=True,
+    help="How answers are made: the likeliest token, or drawn by the model's own settings with three seeds.",
+)
+@click.option("--tasks", metavar="NAME,DIR", help="Tasks of lm-evaluation-harness, or folders of them (offline).")
+@click.option("--task-limit", type=int, metavar="N", help="Documents of each task at most.")
 @click.option("--limit", "limits", multiple=True, metavar="PHASE=TIME", help="Time limit of a phase, as in load=20m.")
 @click.option("--force", is_flag=True, help="Start contenders that are not expected to fit into memory.")
 @click.option("--out", metavar="DIR", help="The result folder.  [default: weighin-results/MODEL-TIME]")
@@ -110,8 +134,9 @@ def compare(
     from rich.console import Console
 
     from weighin import intake, rules
-    from weighin.compare import RESULTS, check_new_folder, default_folder, exit_code, rebuild, resume, start
+    from weighin.compare import exit_code, rebuild, resume, start
     from weighin.diff import check_same_workload
+    from weighin.folder import RESULTS, check_new_folder, default_folder
     from weighin.report import terminal
 
     parsed = [rules.parse(text) for text in fail_on]
@@ -154,7 +179,7 @@ def _check_resume_alone() -> None:
 
 def _request(model: str, options: dict[str, Any]) -> Any:
     from weighin import intake
-    from weighin.plan import parse_duration
+    from weighin.plan import parse_duration, parse_size
     from weighin.runner import DEFAULT_LIMITS
 
     options = dict(options)
@@ -169,6 +194,8 @@ def _request(model: str, options: dict[str, Any]) -> Any:
     return intake.Request(
         model=model,
         limits=limits,
+        reference_disk_bytes=parse_size(options.pop("reference_disk")),
+        tasks=tuple(part.strip() for part in (options.pop("tasks") or "").split(",") if part.strip()),
         budget_seconds=parse_duration(options.pop("budget")),
         prompt_tokens=_lengths(options.pop("prompt_tokens")),
         contenders=tuple(options.pop("contenders")),
@@ -210,20 +237,70 @@ def machine() -> None:
     """Show what this machine is and which engines are ready."""
     from rich.console import Console
 
-    from weighin import cache, engines, environments, instrument
+    from weighin import cache, environments, instrument, kits
     from weighin import machine as machine_module
     from weighin.report import terminal
 
     found = machine_module.look(cache.root())
     ready = []
-    for engine in engines.everything().values():
-        if not engine.hidden:
-            missing = environments.missing(engine)
-            versions = ", ".join(f"{name} {version}" for name, version in environments.versions(engine).items())
-            state = f"not ready: no {', '.join(missing)}" if missing else f"ready: {versions}"
-            offers = f"{engine.name}:{{{','.join(engine.precisions)}}}@{{{','.join(engine.devices)}}}"
-            ready.append((engine.name, state, f"install it with: {engine.install}" if missing else offers))
+    for row in environments.table():
+        if row.devices:
+            versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+            state = f"ready, in {row.where}: {versions}" if row.state == kits.READY else f"not ready: {row.state}"
+            offers = f"{row.name}:{{{','.join(row.precisions)}}}@{{{','.join(row.devices)}}}"
+            ready.append((row.name, state, f"install it with: {row.remedy}" if row.remedy else offers))
     Console().print(terminal.machine_view(found, ready, instrument.remembered(found.key)))
+
+
+@main.group(name="engines", invoke_without_command=True)
+@click.pass_context
+def engines_group(context: click.Context) -> None:
+    """Show every engine: whether it is ready, its version, where it runs and what it can do.
+
+    An engine that this Python does not have gets an environment of its own: install, remove, upgrade.
+    """
+    from rich.console import Console
+
+    from weighin import environments
+    from weighin.report import engines_view
+
+    if context.invoked_subcommand is None:
+        Console().print(engines_view.view(environments.table()))
+
+
+@engines_group.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def install(names: tuple[str, ...]) -> None:
+    """Make the environments of these engines, or repair them; what is sound stays as it is."""
+    from rich.console import Console
+
+    from weighin import environments
+    from weighin.report.engines_view import Watch
+
+    with Watch(Console(stderr=True)) as watch:
+        environments.install(names, watch.say, watch.tell)
+
+
+@engines_group.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+def upgrade(names: tuple[str, ...]) -> None:
+    """Make those environments anew that this weighin wants in other versions.  [default: all there are]"""
+    from rich.console import Console
+
+    from weighin import environments
+    from weighin.report.engines_view import Watch
+
+    with Watch(Console(stderr=True)) as watch:
+        environments.upgrade(names, watch.say, watch.tell)
+
+
+@engines_group.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def remove(names: tuple[str, ...]) -> None:
+    """Remove the environments of these engines."""
+    from weighin import environments
+
+    environments.remove(names, lambda text: click.echo(text, err=True))
 
 
 @main.command()

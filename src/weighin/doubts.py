@@ -35,6 +35,12 @@ REMEDIES = {
     "fp16_overflow": "use bf16, or fp32 on hardware without it: values above 65504 become infinite in fp16",
     "memory_upper_bound": "none is needed: the true peak is not above it",
     "cut_off": "raise --response-tokens",
+    "repeats": "read the answer: a loop is a sign of a damaged model, or of a prompt that it was not tuned for",
+    "empty_answer": "read the answer: the model ended at once; look at the chat template and the begin token",
+    "tokenizer_differs": "a server of this engine would get other ids from the same text; check its tokenizer files",
+    "template_differs": "a server of this engine would ask with another template; set it to the model's own",
+    "begin_token_missing": "the model was trained with one; add it with --bos add",
+    "begin_token_surplus": "the model was trained without one; leave it out with --bos none",
     "no_stop": "the tokenizer or generation_config.json names no end token; add eos_token_id there",
 }
 BUSY_SHARE = 0.05
@@ -225,6 +231,7 @@ def of_contender(
         found.append(doubt("threads_differ", evidence))
     if entry.settings["dtype"] == "float16" and plan.model.dtype == "bf16":
         found.append(doubt("fp16_overflow", "the checkpoint is bf16, whose range fp16 does not have"))
+    found += _of_answers(responses)
     cut = [r.prompt + 1 for r in responses if r.finish == "length"]
     if cut and not plan.workload.stop_ids:
         found.append(doubt("no_stop", "no end token is known, so every answer ran to the cap"))
@@ -232,6 +239,17 @@ def of_contender(
         which = ", ".join(map(str, cut))
         found.append(doubt("cut_off", f"answer {which} reached the cap of {plan.workload.response_cap} tokens"))
     return found
+
+
+def _of_answers(responses: Sequence[Response]) -> list[Doubt]:
+    """Answers that say nothing or the same again and again."""
+    types = {"repeats": "repeats", "empty": "empty_answer"}
+    return [
+        doubt(types[fault.type], f"answer {response.prompt + 1}: {fault.evidence}")
+        for response in responses
+        for fault in response.faults
+        if fault.type in types
+    ]
 
 
 def _of_loads(measurements: Mapping[str, Measurement]) -> list[Doubt]:

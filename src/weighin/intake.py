@@ -10,6 +10,7 @@ import datetime
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,13 +18,32 @@ from typing import Any
 
 import msgspec
 
-from weighin import __version__, cache, demo, engines, environments, hub, instrument, machine, model, prompts, unpack
+from weighin import (
+    __version__,
+    cache,
+    demo,
+    documents,
+    engines,
+    environments,
+    expected,
+    harness,
+    hub,
+    instrument,
+    kits,
+    machine,
+    model,
+    prompts,
+    quality,
+    reference_rows,
+    unpack,
+)
 from weighin.engines import Settings, SnippetPrompt
 from weighin.errors import BadInput
 from weighin.machine import Machine
 from weighin.model import Model
-from weighin.plan import Contender, Entry, Plan, Prompt, Rendered, Workload
+from weighin.plan import Contender, Document, Entry, Plan, Prompt, Quality, Rendered, Workload
 from weighin.probes.speed import LENGTH_TOKENS
+from weighin.quality import TOKENS
 from weighin.runner import DEFAULT_LIMITS, worker_environment
 
 Say = Callable[[str], None]
@@ -31,6 +51,9 @@ DEMOS = ("demo", "demo-base")
 SAY_EVERY = 5.0
 MEMORY_MARGIN = 0.95  # of what is free: a process needs a little more than its weights
 HEADROOM_BYTES = 400e6  # interpreter and libraries
+ROWS_CAP = 8e9  # bytes on disk for the reference's rows
+ROWS_SHARE = 0.5  # of the free disk
+SEEDS = 3  # answers a prompt, where they are drawn
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +70,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int | None = None
     budget_seconds: float = 600.0
     reference: str | None = None
+    text: str | os.PathLike[str] | None = None
+    bos: str = "auto"
+    sampling: str = "greedy"
+    quality: bool = True
+    quality_tokens: int = TOKENS
+    reference_disk_bytes: float = ROWS_CAP
+    tasks: tuple[str, ...] = ()
+    task_limit: int | None = None
     limits: dict[str, float] = {}
     threads: int | None = None
     remote_code: str = "refuse"
@@ -60,6 +91,10 @@ def make_plan(request: Request, say: Say) -> Plan:
     named = list(dict.fromkeys(map(Contender.parse, request.contenders)))
     reference = Contender.parse(request.reference) if request.reference else None
     asked = _prompts(request)
+    for number, prompt in enumerate(asked, start=1):
+        expected.parse(prompt.get("expected"), f"prompt {number}")
+    texts = _texts(request, asked)
+    tasks = _tasks(request, say)
     say("looking at the machine and the model")
     here = machine.look(cache.root())
     if request.threads:
@@ -67,13 +102,14 @@ def make_plan(request: Request, say: Say) -> Plan:
     it = find_model(request.model, request.remote_code, request.allow_pickle, say)
     say("making the tokens")
     tokenizer_path = _tokenizer_path(it, say)
-    workload, auto_class = _workload(request, it, tokenizer_path, asked)
-    it = msgspec.structs.replace(it, auto_class=auto_class)
+    workload, facts = _workload(request, it, tokenizer_path, asked, texts)
+    it = msgspec.structs.replace(it, **facts)
     contenders = named or _default_contenders(here, it)
     if reference and reference not in contenders:
         contenders = [*contenders, reference]
     entries = [_entry(c, c in named, here, it, workload, request) for c in contenders]
     chosen, note = _reference(entries, reference, it)
+    entries = [msgspec.structs.replace(e, from_disk=e.from_disk and e.name == chosen) for e in entries]
     return Plan(
         weighin_version=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -85,6 +121,7 @@ def make_plan(request: Request, say: Say) -> Plan:
         workload=workload,
         reference=chosen,
         reference_note=note,
+        quality=_quality(request, workload, here, tasks) if request.quality else None,
         threads_asked=request.threads,
         rounds=request.rounds,
         budget_seconds=request.budget_seconds,
@@ -164,12 +201,22 @@ def _check_numbers(request: Request) -> None:
         ("--response-tokens", request.response_tokens),
         ("--rounds", request.rounds),
         ("--threads", request.threads),
+        ("--quality-tokens", request.quality_tokens),
+        ("--task-limit", request.task_limit),
         *(("--prompt-tokens", length) for length in request.prompt_tokens),
     ):
         if value is not None and value < 1:
             raise BadInput(f"{words} {value}: it takes a whole number of at least 1.")
     if request.max_new_tokens < 2:
         raise BadInput("--max-new-tokens 1: a decode speed needs at least 2 new tokens.")
+    for words, chosen, choices in (
+        ("--bos", request.bos, ("auto", "add", "none")),
+        ("--sampling", request.sampling, ("greedy", "model")),
+    ):
+        if chosen not in choices:
+            raise BadInput(f"{words} takes {', '.join(choices)}, not '{chosen}'.")
+    if request.tasks and not request.quality:
+        raise BadInput("--tasks belongs to quality; leave out --no-quality.")
     if request.remote_code not in ("refuse", "ignore", "trust"):
         raise BadInput(f"--remote-code takes refuse, ignore or trust, not '{request.remote_code}'.")
 
@@ -189,8 +236,71 @@ def _prompts(request: Request) -> list[dict[str, Any]]:
     return listed
 
 
-def _workload(request: Request, it: Model, tokenizer_path: str, asked: list[dict[str, Any]]) -> tuple[Workload, str]:
-    """The workload, and the class of transformers that loads the model."""
+def _texts(request: Request, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The texts that quality is measured on: the user's own, else expected answers and what weighin brings."""
+    if not request.quality:
+        return []
+    if request.text is not None:
+        return documents.read(Path(request.text))
+    return [*documents.of_expected(asked), *documents.shipped()]
+
+
+def _tasks(request: Request, say: Say) -> list[str]:
+    """The tasks of lm-evaluation-harness, looked for before anything costly is done."""
+    if not request.tasks:
+        return []
+    tasks = harness.parse(request.tasks)
+    environment = environments.of_kit(kits.find(harness.NAME))
+    if isinstance(environment, environments.Missing):
+        raise BadInput(f"--tasks needs lm-evaluation-harness: {environment.reason}. {environment.remedy}")
+    say("looking for the tasks")
+    with tempfile.TemporaryDirectory(prefix="weighin-") as folder:
+        known = harness.check(environment.python, tasks, Path(folder) / "lm-eval.log")
+    for task in known:
+        say(f"  {task.name}: {task.documents} documents")
+    return tasks
+
+
+def _quality(request: Request, workload: Workload, here: Machine, tasks: list[str]) -> Quality:
+    """How much is scored, and how much of the reference's rows is kept under the cap on disk."""
+    samples = 0 if request.text is not None else quality.SAMPLES
+    drawn = samples * quality.SAMPLE_TOKENS
+    positions = min(sum(d.positions for d in workload.documents) + drawn, request.quality_tokens + drawn)
+    cap = int(min(request.reference_disk_bytes, (here.disk_free_bytes or ROWS_CAP) * ROWS_SHARE))
+    kept = reference_rows.how_many_to_keep(positions, workload.vocabulary, cap)
+    return Quality(
+        samples=samples,
+        sample_tokens=quality.SAMPLE_TOKENS,
+        tokens=request.quality_tokens,
+        rows_kept=kept,
+        rows_bytes=positions * reference_rows.bytes_per_row(workload.vocabulary, kept),
+        tasks=tasks,
+        task_limit=request.task_limit,
+    )
+
+
+def _sampling(request: Request, it: Model, tokenizer_path: str) -> dict[str, Any] | None:
+    """The model's own generation settings, where answers are to be drawn by them."""
+    if request.sampling == "greedy":
+        return None
+    file = Path(tokenizer_path) / "generation_config.json"
+    said = msgspec.json.decode(file.read_bytes()) if file.is_file() else {}
+    if not said.get("do_sample"):
+        raise BadInput(
+            f"--sampling model: {it.name} names no sampling in its generation_config.json (do_sample is not true); "
+            f"its answers are greedy. Leave --sampling out."
+        )
+    known = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}  # transformers' own defaults
+    drawn = {key: said.get(key) if said.get(key) is not None else usual for key, usual in known.items()}
+    if not all(isinstance(value, int | float) and 0 <= value < 1e9 for value in drawn.values()):
+        raise BadInput(f"--sampling model: the generation settings of {it.name} are no usable numbers: {drawn}.")
+    return drawn
+
+
+def _workload(
+    request: Request, it: Model, tokenizer_path: str, asked: list[dict[str, Any]], texts: list[dict[str, Any]]
+) -> tuple[Workload, dict[str, Any]]:
+    """The workload, and what the tokenizer's side knows of the model."""
     limit = it.shape.max_positions
     default = request.prompt_tokens == Request.__struct_defaults__[_default_index("prompt_tokens")]
     fits = [n for n in request.prompt_tokens if limit is None or n + LENGTH_TOKENS <= limit]
@@ -204,6 +314,9 @@ def _workload(request: Request, it: Model, tokenizer_path: str, asked: list[dict
         lengths=list(fits),
         vocabulary=it.shape.vocabulary,
         remote_code=request.remote_code == "trust",
+        documents=texts,
+        bos=request.bos,
+        longest_document=min(quality.LONGEST_DOCUMENT, limit or quality.LONGEST_DOCUMENT),
     )
     longest = max(len(r["ids"]) for r in answer["rendered"])
     if limit is not None and longest + request.max_new_tokens > limit:
@@ -223,8 +336,19 @@ def _workload(request: Request, it: Model, tokenizer_path: str, asked: list[dict
         thinking=answer["thinking"],
         max_new_tokens=request.max_new_tokens,
         response_cap=cap,
+        vocabulary=min(answer["tokenizer_size"], it.shape.vocabulary),
+        documents=[Document(**d) for d in answer["documents"]],
+        bos_other=[Document(**d) for d in answer["bos_check"]["documents"]],
+        bos=request.bos,
+        starts_with_bos=answer["bos_check"]["now"] if answer["bos_check"]["id"] is not None else None,
+        sampling=_sampling(request, it, tokenizer_path),
+        seeds=SEEDS if request.sampling == "model" else 1,
     )
-    return workload, answer["auto_class"]
+    return workload, {
+        "auto_class": answer["auto_class"],
+        "auto_class_reason": answer["auto_class_reason"],
+        "notes": (*it.notes, *answer["notes"]),
+    }
 
 
 def _default_index(name: str) -> int:
@@ -250,6 +374,7 @@ def _entry(contender: Contender, named: bool, here: Machine, it: Model, workload
         recipe=recipe,
         snippet=_snippet(engine, contender, settings, it, recipe, workload, request.remote_code == "trust"),
         versions=environments.versions(engine),
+        log_probabilities=engine.probabilities_of(contender),
     )
     if reason := engine.cannot_run(contender, here, it):
         return msgspec.structs.replace(entry, status="cannot_run", reason=reason)
@@ -260,7 +385,10 @@ def _entry(contender: Contender, named: bool, here: Machine, it: Model, workload
         )
     if not request.force and (reason := _does_not_fit(contender, weight_bytes, here)):
         remedy = "choose a smaller precision, free memory, or try it all the same with --force"
-        return msgspec.structs.replace(entry, status="cannot_run", reason=reason, remedy=remedy)
+        able = engine.scores_from_disk and contender.device == "cpu"
+        return msgspec.structs.replace(
+            entry, status="cannot_run", reason=reason, remedy=remedy, from_disk=able, python=environment.python
+        )
     needed = engine.prepared_bytes(contender, it)
     made = recipe is not None and cache.is_complete(cache.prepared(it.fingerprint, recipe))
     if not made and here.disk_free_bytes is not None and needed > here.disk_free_bytes:
@@ -322,4 +450,10 @@ def _reference(entries: list[Entry], named: Contender | None, it: Model) -> tupl
         for entry in runnable:
             if entry.contender.precision == precision:
                 return entry.name, note
+    for entry in entries:
+        if entry.from_disk and entry.contender.precision == it.dtype:
+            return entry.name, (
+                f"the checkpoint's own precision, {it.dtype}; it does not fit into memory, so it is only scored, "
+                f"layer by layer from disk, and has no answers of its own"
+            )
     return None, "no contender here runs in full precision"

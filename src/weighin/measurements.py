@@ -12,12 +12,16 @@ from typing import Any
 
 import msgspec
 
-from weighin import doubts, intervals, probes, verdict
+from weighin import divergence, doubts, intervals, losses, probes, verdict
+from weighin.divergence import Divergence, Fault
 from weighin.doubts import Doubt, doubt
+from weighin.expected import Accuracy, Against
+from weighin.fidelity import Fidelity
+from weighin.harness import TaskFailure, TaskResult
 from weighin.intervals import Interval
 from weighin.machine import Machine
 from weighin.model import Model
-from weighin.plan import Entry, Instrument, Plan, Workload
+from weighin.plan import Entry, Instrument, Plan, Quality, Workload
 from weighin.verdict import Verdict
 
 SCHEMA_VERSION = 1
@@ -67,15 +71,17 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer: greedy, until the model stopped or the cap was reached."""
+    """An answer: greedy or drawn, until the model stopped or the cap was reached."""
 
     prompt: int
+    seed: int
     ids: list[int]
     finish: str  # "stop" or "length"
     seconds: float
     text: str
     thinking: str | None
     whole: str  # text and thinking together, as a plain decode gives it
+    faults: list[Fault]
 
 
 class ContenderResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +106,13 @@ class ContenderResult(msgspec.Struct, frozen=True, kw_only=True):
     doubts: list[Doubt]
     calls: list[Call]
     memory: list[dict[str, Any]]  # of the first round: by phase
+    fidelity: Fidelity | None = None  # against the reference; of the reference itself: its noise floor
+    fidelity_reason: str | None = None  # why there is none
+    divergences: list[Divergence] = []  # where its answers part from the reference's
+    accuracy: Accuracy | None = None  # on the prompts that say what is expected
+    accuracy_against: Against | None = None  # the reference's
+    tasks: list[TaskResult] = []  # of lm-evaluation-harness
+    task_failures: list[TaskFailure] = []
 
     def value(self, key: str) -> float | None:
         found = self.measurements.get(key)
@@ -120,6 +133,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     ids_hash: str
     reference: str | None
     reference_note: str
+    quality: Quality | None
     rounds: int
     budget_seconds: float
     spent_seconds: float
@@ -179,9 +193,10 @@ def fold(plan: Plan, records: Iterable[dict[str, Any]], *, complete: bool) -> Co
         if record["event"] == "ended":
             if record["job"] == "prepare":
                 prepare += record["seconds"]
-            else:
+            elif record["job"] != "tasks":
                 spent += record["seconds"]
     results = [_result(plan, entry, events[entry.name]) for entry in plan.entries]
+    results = losses.complete(plan, results, events)
     comparison = Comparison(
         schema_version=SCHEMA_VERSION,
         weighin_version=plan.weighin_version,
@@ -194,6 +209,7 @@ def fold(plan: Plan, records: Iterable[dict[str, Any]], *, complete: bool) -> Co
         ids_hash=plan.workload.ids_hash,
         reference=plan.reference,
         reference_note=plan.reference_note,
+        quality=plan.quality,
         rounds=max((r.rounds for r in results), default=0),
         budget_seconds=plan.budget_seconds,
         spent_seconds=spent,
@@ -236,22 +252,26 @@ def _result(plan: Plan, entry: Entry, events: list[dict[str, Any]]) -> Contender
     speed_ok = [e for e in ended if e["job"] == "speed" and e["status"] == "ok"]
     failure = _failure(entry, ended)
     measurements = _measurements(of["sample"], of["unknown"])
-    decoded = {(e["job"], e["prompt"]): e for e in of["decoded"]}
+    decoded = {(e["job"], e["prompt"], e["seed"]): e for e in of["decoded"]}
     responses = [
         Response(
             prompt=e["prompt"],
+            seed=e["seed"],
             ids=e["ids"],
             finish=e["finish"],
             seconds=e["seconds"],
             text=text["text"],
             thinking=text["thinking"],
             whole=text["whole"],
+            faults=divergence.faults(e["ids"], text["whole"], e["finish"]),
         )
         for e in of["response"]
-        if (text := decoded.get(("responses", e["prompt"]), UNDECODED))
+        if (text := decoded.get(("responses", e["prompt"], e["seed"]), UNDECODED))
     ]
-    first = decoded.get(("speed", 0))
-    effective: dict[str, Any] = of["effective"][-1]["effective"] if of["effective"] else {}
+    first = decoded.get(("speed", 0, 0))
+    # the noise floor is measured with other threads on purpose
+    loads: list[dict[str, Any]] = [e["effective"] for e in of["effective"] if e["job"] != "floor"]
+    effective = loads[-1] if loads else {}
     calls = [
         Call(**{key: e[key] for key in ("round", "call", "prompt", "prompt_tokens", "ids", "times")})
         for e in of["call"]
@@ -277,6 +297,8 @@ def _result(plan: Plan, entry: Entry, events: list[dict[str, Any]]) -> Contender
             *doubts.of_contender(plan, entry, ended, measurements, responses, calls, effective),
         ],
         calls=calls,
+        tasks=[msgspec.convert(e["result"], TaskResult) for e in of["task"]],
+        task_failures=[msgspec.convert(e["failure"], TaskFailure) for e in of["task_failed"]],
         memory=[
             {k: v for k, v in e.items() if k not in ("event", "contender", "round", "job")}
             for e in of["memory"]

@@ -57,7 +57,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     bos_id: int | None
     fingerprint: str  # of the content: the same in another folder
     notes: tuple[str, ...]  # sentences the report must show
-    auto_class: str = "AutoModelForCausalLM"  # the class of transformers that loads it
+    auto_class: str | None = "AutoModelForCausalLM"  # the class of transformers that loads it
+    auto_class_reason: str | None = None  # why there is none
 
 
 CODE_FILES = (

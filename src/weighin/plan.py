@@ -108,6 +108,19 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     thinking_open: bool = False  # it ends inside a thinking part, which the answer goes on with
 
 
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that quality is measured on. `counted` are ranges of its ids: those whose probability counts."""
+
+    stratum: str  # "text", "expected", "samples" or "passages"; "bos" for the check of the begin token
+    name: str
+    ids: list[int]
+    counted: list[list[int]]
+
+    @property
+    def positions(self) -> int:
+        return sum(end - start for start, end in self.counted)
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The prompts and how much is asked of them. The ids are what every engine gets."""
 
@@ -121,6 +134,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     thinking: list[str] | None  # the markers around a thinking model's thinking part
     max_new_tokens: int
     response_cap: int
+    vocabulary: int  # the ids that the tokenizer knows
+    documents: list[Document] = []
+    bos_other: list[Document] = []  # some of the passages with the begin token, if they have none, or without
+    bos: str = "auto"  # the begin token: as the tokenizer does, "add" or "none"
+    starts_with_bos: bool | None = None  # whether plain texts do; None: no begin token is known
+    sampling: dict[str, Any] | None = None  # how responses are drawn; None: greedy
+    seeds: int = 1
 
     @property
     def ids_hash(self) -> str:
@@ -143,6 +163,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     snippet: str = ""
     versions: dict[str, str] = {}
     python: str = ""
+    log_probabilities: str = ""  # of its engine
+    from_disk: bool = False  # as the reference, it is scored layer by layer, because it does not fit into memory
 
     @property
     def name(self) -> str:
@@ -154,6 +176,18 @@ class Instrument(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds_per_token: float
     seconds_per_run: float
+
+
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is spent on quality."""
+
+    samples: int  # of the reference's own answers
+    sample_tokens: int
+    tokens: int  # that are scored at most
+    rows_kept: int  # of each of the reference's rows; 0: the whole vocabulary
+    rows_bytes: int  # that the reference's rows may take on disk
+    tasks: list[str] = []  # of lm-evaluation-harness
+    task_limit: int | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +204,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     reference: str | None
     reference_note: str
+    quality: Quality | None  # None: not asked for
     threads_asked: int | None  # by the user; else the machine's own number
     rounds: int | None  # None: until the interval is narrow enough or the budget ends
     budget_seconds: float
@@ -198,3 +233,15 @@ def parse_duration(text: str) -> float:
     if not 0 < seconds <= LONGEST:
         raise BadInput(f"'{text}' is not between nothing and a year. Write 90s, 10m or 1h30m.")
     return seconds
+
+
+SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> float:
+    """Bytes of '500MB', '8GB', '4GiB'."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None or not float(match["number"]) or (match["binary"] and not match["unit"]):
+        raise BadInput(f"'{text}' is not a size. Write 500MB or 8GB.")
+    power = " kmgt".index(match["unit"].lower() or " ")
+    return float(match["number"]) * (1024.0 if match["binary"] else 1000.0) ** power

@@ -96,6 +96,8 @@ def _factor(text: str, given: str, unit: str) -> float:
     if not given:
         return 1.0
     allowed = {"s": SECONDS, "B": BYTES, "B/token": BYTES, "tokens/s": RATES}.get(unit)
+    if unit == "share":
+        allowed = {"%": 0.01}
     if allowed is None:
         allowed = {"%": 0.01, unit: 1.0}  # where the unit is % itself, that is 1
     name = given.casefold().removesuffix("/token") if unit == "B/token" else given.casefold()

@@ -35,6 +35,9 @@ DEFAULT_LIMITS = {
     "answers": 3600.0,
     "prompt": 1800.0,
     "response": 1800.0,
+    "samples": 3600.0,
+    "score": 7200.0,
+    "tasks": 86400.0,
 }
 OTHER_LIMIT = 1800.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -62,6 +65,7 @@ def run(
     on_event: Callable[[dict[str, Any]], None],
     *,
     private_group: bool = False,
+    channel: int | None = None,
 ) -> Outcome:
     """Start a worker, hand it the job, pass on its events, and say how it ended. Blocks; never polls."""
     before, cpu_before = snapshot(), _children_cpu()
@@ -80,14 +84,14 @@ def run(
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            pass_fds=(send,),
+            pass_fds=(send,) if channel is None else (send, channel),
             env=worker_environment(job.threads),
             start_new_session=True,
         )
         os.close(send)
         group = _make_group(process.pid) if private_group else None
         try:
-            _hand_over(process, dataclasses.replace(job, spawned_at=began), send)
+            _hand_over(process, dataclasses.replace(job, spawned_at=began, channel=channel), send)
             for event in _events(receive, process.pid, last, limits):
                 if event["event"] == "timeout":
                     late = event["reason"]

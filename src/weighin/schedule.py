@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from weighin import intervals
+from weighin import intervals, quality
 from weighin.plan import Entry, Plan
 
 PRECISE = 0.03  # the paired decode ratio's interval is narrow enough within ±3%
@@ -16,6 +16,8 @@ REPEATS = 2
 MORE_REPEATS = 4
 LOADING_SHARE = 1 / 3
 SPEED_KEY = "decode_tokens_per_second"
+# Without these a contender still has its figures of speed and memory.
+EXTRA_JOBS = ("cold", "samples", "score", "floor", "tasks")
 
 
 class Unit(NamedTuple):
@@ -33,6 +35,9 @@ class State:
         self.ended: dict[Unit, dict[str, Any]] = {}
         self.spent = 0.0
         self.notes: set[str] = set()
+        self.sampled: list[dict[str, Any]] = []  # the reference's own answers
+        self.responses: dict[str, dict[int, list[int]]] = defaultdict(dict)  # contender -> prompt -> ids
+        self.rows_written: list[str] = []  # by the reference
         self._values: dict[Unit, dict[str, list[float]]] = {}
         for record in records:
             self.add(record)
@@ -44,17 +49,25 @@ class State:
         unit = Unit(record["contender"], record["round"], record["job"])
         if record["event"] == "started":
             self._values[unit] = defaultdict(list)
+            if unit.job == "samples":
+                self.sampled = []
+        elif record["event"] == "sampled":
+            self.sampled.append(record)
+        elif record["event"] == "response" and record.get("seed", 0) == 0:
+            self.responses[unit.contender][record["prompt"]] = record["ids"]
+        elif record["event"] == "scored" and "kl" not in record and unit.job == "score":
+            self.rows_written.append(record["rows"])
         elif record["event"] == "sample":
             self._values.setdefault(unit, defaultdict(list))[record["key"]].append(record["value"])
         elif record["event"] == "ended":
             self.ended[unit] = record
-            if unit.job != "prepare":
+            if unit.job not in ("prepare", "tasks"):  # what the user asks for on top is not the budget's
                 self.spent += record["seconds"]
 
     def failed(self, contender: str) -> bool:
         """Whether a job failed without which the others make no sense."""
         return any(
-            end["status"] != "ok" and unit.job != "cold"
+            end["status"] != "ok" and unit.job not in EXTRA_JOBS
             for unit, end in self.ended.items()
             if unit.contender == contender
         )
@@ -70,6 +83,12 @@ class State:
             if unit.contender == contender and unit.job == "speed" and (value := self.median(unit, key)) is not None
         }
 
+    def prefill(self, contender: str) -> float | None:
+        """Prompt tokens a second in round one: of the longest prompts, else of the short ones."""
+        values = self._values.get(Unit(contender, 1, "speed"), {})
+        keys = sorted((k for k in values if k.startswith("prefill_tokens_per_second")), key=lambda k: (len(k), k))
+        return statistics.median(values[keys[-1]]) if keys else None
+
     def loading_share(self, contender: str) -> float | None:
         """The share of its first job that a contender spent on importing and loading."""
         unit = Unit(contender, 1, "speed")
@@ -81,7 +100,7 @@ class State:
 
 
 def next_unit(plan: Plan, state: State) -> Unit | None:
-    """The first unit that is not done, in the order: prepare, round one, responses, cold loads, more rounds."""
+    """The first unit that is not done: prepare, round one, responses, quality, cold loads, more rounds."""
     alive = [e for e in plan.runnable if not state.failed(e.name)]
     prepares: dict[str, Unit] = {}
     for entry in alive:
@@ -95,6 +114,8 @@ def next_unit(plan: Plan, state: State) -> Unit | None:
     for unit in firsts:
         if unit not in state.ended:
             return unit
+    if (missing_quality := _quality_unit(plan, state)) is not None:
+        return missing_quality
     for entry in alive:
         unit = Unit(entry.name, 1, "cold")
         if unit not in state.ended and (plan.rounds or state.spent < plan.budget_seconds):
@@ -107,6 +128,26 @@ def next_unit(plan: Plan, state: State) -> Unit | None:
         if missing:
             return None
     return None
+
+
+def _quality_unit(plan: Plan, state: State) -> Unit | None:
+    """The next job of the quality pass: the reference draws its answers, scores, scores again; then the others."""
+    entries = quality.scoring(plan, state)
+    if not entries:
+        return None
+    reference, *others = entries
+    draws = Unit(reference.name, 1, "samples")
+    scores = Unit(reference.name, 1, "score")
+    if draws not in state.ended and not reference.from_disk and plan.quality is not None and plan.quality.samples:
+        return draws
+    if scores not in state.ended:
+        return scores
+    if state.ended[scores]["status"] != "ok":
+        return None
+    units = [Unit(reference.name, 1, "floor"), *(Unit(e.name, 1, "score") for e in others)]
+    if plan.quality is not None and plan.quality.tasks:
+        units += [Unit(e.name, 1, "tasks") for e in entries if not e.from_disk]
+    return next((unit for unit in units if unit not in state.ended), None)
 
 
 def _round(alive: list[Entry], number: int) -> list[Unit]:

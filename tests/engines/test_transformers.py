@@ -48,7 +48,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def compare(folder: Path, out: Path, *contenders: str, **options):
-    arguments = {"rounds": 1, "max_new_tokens": 8, "response_tokens": 16, "prompt_tokens": (64,), **options}
+    arguments = {"rounds": 1, "max_new_tokens": 8, "response_tokens": 16, "prompt_tokens": (64,), "quality": False}
+    arguments |= options
     return weighin.compare(str(folder), contenders, out=out, **arguments)
 
 
@@ -217,3 +218,120 @@ def test_remote_code_is_refused_before_anything_runs(tmp_path, tiny_model):
     ignored = compare(folder, tmp_path / "out", "transformers:fp32@cpu", prompt_tokens=(), remote_code="ignore")
     assert ignored.contenders[0].status in ("ok", "failed")  # whether or not its weights load, its code must not run
     assert not canary.exists()
+
+
+# ---- quality
+
+
+def engine_for(folder: Path, contender: str = "transformers:fp32@cpu", **changes):
+    """The engine, loaded here, of a job of the quality pass."""
+    import dataclasses
+
+    from weighin.engines.transformers import TransformersEngine
+
+    request = intake.Request(model=str(folder), contenders=(contender,), rounds=1, prompt_tokens=(), max_new_tokens=8)
+    plan = intake.make_plan(request, say=print)
+    job = dataclasses.replace(job_of(Unit(contender, 1, "score"), plan, 1), **changes)
+    engine = TransformersEngine(job)
+    engine.import_packages()
+    engine.load()
+    return engine
+
+
+def rows_of(engine, documents):
+    import numpy as np
+
+    return {number: np.concatenate([logits for _, logits in chunks]) for number, chunks in engine.score_all(documents)}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3"])
+def test_a_reference_scored_from_disk_is_the_one_in_memory(model_type, tmp_path, tiny_model, monkeypatch):
+    import numpy as np
+    import psutil
+    import torch
+    from transformers import AutoConfig
+
+    # gemma2 caps its logits after the head, which must not be lost
+    extra = {"gemma2": {"head_dim": 16, "final_logit_softcapping": 3.0}, "qwen3": {"head_dim": 16}}.get(model_type, {})
+    config = AutoConfig.for_model(model_type, **{**SMALL, "num_hidden_layers": 6, **extra})
+    folder = save(tmp_path / model_type, config, tiny_model)
+    documents = [[5, 6, 7, 8] * 50, [9, 10, 11], [20, 3, 40, 5] * 20]
+    whole = rows_of(engine_for(folder), documents)
+    half = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": half}))
+    engine = engine_for(folder, from_disk=True)
+    assert "disk" in engine.effective()["devices"]
+    found = rows_of(engine, documents)
+    engine.close()
+    for number, ids in enumerate(documents):
+        assert found[number].shape == (len(ids), 512)
+        assert np.abs(found[number] - whole[number]).max() < 1e-4
+    assert torch.get_num_threads() > 0
+
+
+def test_scoring_agrees_with_one_forward_pass_and_with_generation(tmp_path, tiny_model):
+    import numpy as np
+    import torch
+
+    engine = engine_for(tiny_model)
+    ids = [0, *range(10, 200), *range(20, 120)]
+    scored = np.concatenate([logits for _, logits in engine.score(ids)])
+    with torch.inference_mode():
+        plain = engine.model(input_ids=torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(scored - plain).max() < 1e-4
+    new = engine.generate(ids, 1, [], lambda _: None)
+    assert new == [int(scored[-1].argmax())]
+
+
+def test_drawing_is_repeatable_by_its_seed_and_really_draws(tiny_model):
+    from weighin.engines import Sampling
+
+    engine = engine_for(tiny_model)
+    draws = [engine.generate([0, 5], 24, [], lambda _: None, Sampling(seed=seed)) for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    assert engine.generate([0, 5], 24, [], lambda _: None) == engine.generate([0, 5], 24, [], lambda _: None)
+
+
+def test_quality_of_real_contenders(tmp_path, tiny_model):
+    """An untouched copy is indistinguishable; one whose layers were damaged is not."""
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("llama", **{**SMALL, "initializer_range": 0.5})
+    folder = save(tmp_path / "whole", config, tiny_model)
+    found = compare(folder, tmp_path / "a", "transformers:fp32@cpu", "transformers:bf16@cpu", quality=True)
+    floor, close = (c.fidelity for c in found.contenders)
+    assert floor.headline.kl.value < 1e-6
+    assert floor.headline.kl.value < close.headline.kl.value
+    assert close.headline.reference_perplexity.value > 1
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    weights = load_file(damaged / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    torch.manual_seed(0)
+    weights[name] = weights[name].flatten()[torch.randperm(weights[name].numel())].reshape(weights[name].shape)
+    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+    plan = intake.make_plan(
+        intake.Request(model=str(folder), contenders=("transformers:fp32@cpu",), rounds=1), say=print
+    )
+    documents = [d.ids for d in plan.workload.documents[:6]]
+    import numpy as np
+
+    from weighin.probes.likelihood import divergence
+    from weighin.reference_rows import Block, statistics
+
+    def kl(one, other):
+        mine, theirs = rows_of(engine_for(one), documents), rows_of(engine_for(other), documents)
+        total = []
+        for number, ids in enumerate(documents):
+            targets = np.array([*ids[1:], 0])
+            block = Block(theirs[number].copy(), None, statistics(theirs[number], targets))
+            total.append(divergence(mine[number].copy(), targets, block)["kl"])
+        return float(np.concatenate(total).mean())
+
+    assert kl(folder, folder) < 1e-6
+    assert kl(damaged, folder) > 0.1

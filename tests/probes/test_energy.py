@@ -29,7 +29,9 @@ class Hungry(FakeEngine):
 
     eats: Any = staticmethod(lambda: None)
 
-    def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
+    def generate(
+        self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken, sampling: Any = None
+    ) -> list[int]:
         new = super().generate(ids, n, stop_ids, on_token)
         for _ in new:
             self.eats()

@@ -71,7 +71,7 @@ def test_the_document_has_every_row_in_its_order_for_every_contender(report: str
 def test_the_sections(report: str) -> None:
     assert re.findall(r"^#+ .*", report, re.M)[:3] == ["# How to run tiny", "## The comparison", "## Summary"]
     assert re.findall(r"^## (.*)", report, re.M)[2:] == [
-        "Responses", "Transcript", "Doubts", "What did not run", "Code", "The machine and the model",
+        "Quality", "Responses", "Transcript", "Doubts", "What did not run", "Code", "The machine and the model",
     ]  # fmt: skip
     assert "2 of 4 contenders ran on this machine, 2 rounds" in report
     assert "**out\\_of\\_memory** in load" in report or "**out_of_memory** in load" in report

@@ -253,7 +253,7 @@ def test_one_that_failed_late_shows_what_was_measured_before(fakes: Callable[...
     assert "decode 40.0 tokens/s" in found["Inference time (4 new tokens)"]
     assert "load 1.00 s warm" in found["Startup time"]
     assert found["RAM"].startswith("peak ") and any(c.isdigit() for c in found["RAM"])
-    assert found["Accuracy / quality"] == "unknown: there are no answers to compare"
+    assert found["Accuracy / quality"] == "unknown: quality was not asked for"
     assert found["Best for"] == found["Response output"] == NOTHING
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy
 
     from weighin.machine import Machine
@@ -38,10 +40,34 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How an engine's own environment is made: pip's words, every version exact."""
+
+    packages: tuple[str, ...]
+    remove: tuple[str, ...] = ()  # what comes along and must go again
+    options: tuple[str, ...] = ()  # further words for `pip install`
+    bytes: int = 0  # on disk, as measured
+    seconds: float = 0.0  # to make, as measured on two cores
+    compiles: str = ""  # what pip compiles from source, and how long that takes; said before
+    modules: tuple[str, ...] = ()  # what must be importable in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn; without one it is the most likely."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One job for one contender: all that a worker is told."""
 
-    kind: str  # "prepare", "speed", "cold", "responses", "score" or "answer"
+    kind: str  # "prepare", "speed", "cold", "responses", "samples", "score", "floor", "tasks" or "answer"
     round: int
     contender: str
     engine: str
@@ -63,6 +89,18 @@ class Job:
     remote_code: bool
     allow_pickle: bool
     spawned_at: float  # CLOCK_MONOTONIC, which all processes of a machine share
+    vocabulary: int = 0  # the ids that the tokenizer knows; logits beyond them are padding
+    sampling: dict[str, Any] | None = None  # how responses are drawn; None: greedy
+    seeds: int = 1  # how often a response is drawn
+    texts: list[dict[str, Any]] = field(default_factory=list)  # the prompts before the tokenizer: text, messages
+    samples: int = 0
+    sample_tokens: int = 0
+    documents: list[dict[str, Any]] = field(default_factory=list)  # texts to score: stratum, name, ids, counted
+    rows: str | None = None  # the folder of the reference's rows
+    rows_kept: int = 0  # of each row; 0: the whole vocabulary
+    writes_rows: bool = False  # it is the reference
+    from_disk: bool = False  # the weights do not fit into memory: score them layer by layer
+    channel: int | None = None  # a socket over which this job is asked
 
 
 class Engine(ABC):
@@ -84,6 +122,16 @@ class Engine(ABC):
     """Option name -> the values it takes; an empty tuple is a flag, ("*",) takes anything."""
     hidden: ClassVar[bool] = False
     """Not offered by default nor listed: only for those who name it."""
+    environment: ClassVar[Recipe | None] = None
+    """Its own environment, for where the interpreter that weighin runs in does not meet the requirements."""
+    untested: ClassVar[tuple[str, ...]] = ()
+    """Devices that it was never run on by its authors."""
+    log_probabilities: ClassVar[str] = ""
+    """"full" where `score` works, "" where it does not."""
+    samples: ClassVar[bool] = False
+    """Whether `generate` can draw."""
+    scores_from_disk: ClassVar[bool] = False
+    """Whether it can score a model that does not fit into memory, layer by layer."""
 
     @classmethod
     @abstractmethod
@@ -95,10 +143,19 @@ class Engine(ABC):
         """What this contender needs for this model."""
         return cls.requirements
 
+    @classmethod  # noqa: B027 - most need nothing
+    def complete_environment(cls, site_packages: Path) -> None:
+        """Repairs in its own environment after pip; the standard library alone."""
+
     @classmethod
     def cannot_run(cls, contender: Contender, machine: Machine, model: Model) -> str | None:
         """Why this contender cannot run here, as a sentence with a remedy; None if nothing speaks against it."""
         return None
+
+    @classmethod
+    def probabilities_of(cls, contender: Contender) -> str:
+        """`log_probabilities` of this contender."""
+        return cls.log_probabilities
 
     @classmethod
     def starts_processes(cls, contender: Contender) -> bool:
@@ -158,18 +215,38 @@ class Engine(ABC):
         """After this the next call can be `generate`. Work that the first call would do lazily is left to it."""
 
     @abstractmethod
-    def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
-        """Greedy, batch 1, from an empty KV cache. Gives back the new ids, a stop id included if it ended there.
+    def generate(
+        self,
+        ids: Sequence[int],
+        n: int,
+        stop_ids: Sequence[int],
+        on_token: OnToken,
+        sampling: Sampling | None = None,
+    ) -> list[int]:
+        """Batch 1, from an empty KV cache, greedy unless told how to draw. Gives back the new ids, a stop id included
+        if it ended there.
 
         `on_token` is called once per new id, as soon as it is on the host. Empty `stop_ids` forces `n` new ids.
         """
 
     def score(self, ids: Sequence[int]) -> Iterator[tuple[int, numpy.ndarray[Any, Any]]]:
-        """Yield (start, float32 logits[≤128, V]); row i predicts id start+i+1."""
+        """Yield (start, float32 logits[≤128, V]) in order, from an empty KV cache; row i predicts id start+i+1."""
         raise NotImplementedError
 
+    def score_all(
+        self, documents: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Iterator[tuple[int, numpy.ndarray[Any, Any]]]]]:
+        """(number of the document, its `score`), in any order: an engine that reads its weights from disk does all at
+        once."""
+        for number, ids in enumerate(documents):
+            yield number, self.score(ids)
+
     def tokenize(self, text: str) -> list[int] | None:
-        """The engine's own ids of a text, None if it has no tokenizer of its own."""
+        """The engine's own ids of a text with its special tokens written in it, None if it has no tokenizer."""
+        return None
+
+    def render(self, messages: list[dict[str, str]]) -> str | None:
+        """The engine's own chat template on a conversation, None if it has none."""
         return None
 
     def effective(self) -> dict[str, Any]:

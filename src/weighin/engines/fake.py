@@ -12,10 +12,10 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weighin.engines import Engine, Job, OnToken, Settings, SnippetPrompt
+from weighin.engines import Engine, Job, OnToken, Sampling, Settings, SnippetPrompt
 
 if TYPE_CHECKING:
     from weighin.machine import Machine
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TOKEN_SECONDS = {"fp32": 0.05, "bf16": 0.03, "nf4": 0.025, "int8": 0.04}
 BYTES = {"fp32": 4.0, "bf16": 2.0, "nf4": 0.5625, "int8": 1.0}
 SCRIPTS = ("constant", "slow-first", "slow-second", "bimodal", "drifting", "heavy-tailed", "noisy", "fickle")
+NOISE = {"fp32": 0.0, "bf16": 0.01, "nf4": 0.5, "int8": 0.1}  # of the logits
+SCORE_ROWS = 128
 FAILURES = ("error", "oom", "segv", "kill", "hang", "silent")
 
 
@@ -47,9 +49,15 @@ class FakeEngine(Engine):
         "fork": ("*",),  # MiB that a child of its own holds while it answers
         "threads": ("*",),  # it says that it runs with so many
         "missing": (),  # pretend not to be installed
+        "noise": ("*",),  # how far its logits are off, as a standard deviation
+        "nan": (),  # its logits are no numbers
+        "blind": (),  # it says no probabilities
+        "spelling": (),  # its own tokenizer gives other ids
     }
     hidden = True
     virtual = True
+    log_probabilities = "full"
+    samples = True
 
     @classmethod
     def contenders(cls, machine: Machine, model: Model) -> list[str]:
@@ -62,6 +70,10 @@ class FakeEngine(Engine):
     @classmethod
     def cannot_run(cls, contender: Contender, machine: Machine, model: Model) -> str | None:
         return "no CUDA GPU here" if contender.device == "cuda" and not machine.gpus else None
+
+    @classmethod
+    def probabilities_of(cls, contender: Contender) -> str:
+        return "" if "blind" in contender.options else cls.log_probabilities
 
     @classmethod
     def starts_processes(cls, contender: Contender) -> bool:
@@ -123,8 +135,18 @@ class FakeEngine(Engine):
         self._pass(self.load_seconds)
         self._use_memory()
 
-    def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
+    def generate(
+        self,
+        ids: Sequence[int],
+        n: int,
+        stop_ids: Sequence[int],
+        on_token: OnToken,
+        sampling: Sampling | None = None,
+    ) -> list[int]:
         self.calls += 1
+        if sampling is not None:
+            draw = random.Random(sampling.seed)
+            ids = [draw.randrange(2, self.job.vocabulary) for _ in range(n)]
         said = [int(i) for i in self.job.options.get("says", "").split(".") if i] or list(ids)
         if self.script == "fickle":
             said = [said[0] + self.job.round % 2]
@@ -142,6 +164,26 @@ class FakeEngine(Engine):
             if new[-1] in stop_ids:
                 break
         return new
+
+    def score(self, ids: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        import numpy as np
+
+        self._fail("score")
+        self._pass(0.001 * len(ids) * self.factor)
+        for start in range(0, len(ids), SCORE_ROWS):
+            chunk = ids[start : start + SCORE_ROWS]
+            rows = [_logits(self.job.vocabulary, tuple(ids[: start + i + 1][-3:])) for i in range(len(chunk))]
+            logits = np.stack(rows)
+            noise = float(self.job.options.get("noise") or NOISE[self.job.precision])
+            for i in range(len(logits)):
+                draw = np.random.default_rng([start + i, len(ids), int(noise * 1e6)])
+                logits[i] += noise * draw.standard_normal(logits.shape[1])
+            if "nan" in self.job.options:
+                logits[-1, 0] = np.nan
+            yield start, logits.astype(np.float32)
+
+    def tokenize(self, text: str) -> list[int] | None:
+        return [1, 2, 3] if "spelling" in self.job.options else None
 
     def loaded_bytes(self) -> int | None:
         return None
@@ -199,6 +241,13 @@ class FakeEngine(Engine):
         if kind == "hang":
             time.sleep(3600)
         raise RuntimeError(f"scripted: failed at {phase}")
+
+
+def _logits(vocabulary: int, before: tuple[int, ...]) -> Any:
+    """What every fake finds likely after these tokens, before its own noise."""
+    import numpy as np
+
+    return 3.0 * np.random.default_rng(before).standard_normal(vocabulary)
 
 
 def _mib(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weighin.engines import Engine, OnToken, Settings, SnippetPrompt
+from weighin.engines import Engine, OnToken, Sampling, Settings, SnippetPrompt
 
 if TYPE_CHECKING:
     from weighin.machine import Machine
@@ -43,7 +43,14 @@ class NullEngine(Engine):
     def load(self) -> None:
         pass
 
-    def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
+    def generate(
+        self,
+        ids: Sequence[int],
+        n: int,
+        stop_ids: Sequence[int],
+        on_token: OnToken,
+        sampling: Sampling | None = None,
+    ) -> list[int]:
         new = []
         for _ in range(n):
             new.append(0)

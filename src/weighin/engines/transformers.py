@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weighin import unpack
-from weighin.engines import Engine, Job, OnToken, Settings, SnippetPrompt
+from weighin.engines import Engine, Job, OnToken, Sampling, Settings, SnippetPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,8 @@ QUANTIZERS = {
     "awq": "gptqmodel",
     "compressed-tensors": "compressed-tensors",
 }
-SCORE_ROWS = 128
+SCORE_ROWS, SCORE_BYTES = 128, 64 << 20
+DISK_SHARE = 0.6  # of the free memory, for a reference that is scored from disk
 
 
 class TransformersEngine(Engine):
@@ -38,6 +39,9 @@ class TransformersEngine(Engine):
     precisions = (*TORCH, *BITSANDBYTES, OWN)
     devices = ("cpu", "cuda", "auto", "mps")
     options = {"compute": tuple(TORCH), "double": ()}  # noqa: RUF012 - a ClassVar of the contract
+    log_probabilities = "full"
+    samples = True
+    scores_from_disk = True
 
     # ---- in weighin's own process
 
@@ -67,6 +71,8 @@ class TransformersEngine(Engine):
 
     @classmethod
     def cannot_run(cls, contender: Contender, machine: Machine, model: Model) -> str | None:
+        if model.auto_class is None:
+            return model.auto_class_reason
         if contender.device == "cuda" and not machine.gpus:
             reason = machine.gpu_reason or "none was found"
             return f"no CUDA GPU here: {reason}; run it on a machine with an NVIDIA GPU and its driver"
@@ -148,7 +154,7 @@ class TransformersEngine(Engine):
         bnb = settings.details["load_in"]
         dtype = f"torch.{settings.dtype}" if settings.dtype in TORCH.values() else f'"{settings.dtype}"'
         lines = ["import torch"] if dtype.startswith("torch.") or bnb else []
-        auto = settings.details["auto_class"]
+        auto = settings.details["auto_class"] or "AutoModelForCausalLM"
         names = [auto, "AutoTokenizer", *(["BitsAndBytesConfig"] if bnb else []), "GenerationConfig"]
         lines += [f"from transformers import {', '.join(names)}", ""]
         lines += [f"path = {path!r}"]
@@ -188,6 +194,7 @@ class TransformersEngine(Engine):
         self.model: Any = None
         self.torch: Any = None
         self.auto: Any = None
+        self.offload: Any = None  # where accelerate keeps what is not in the model's own files
 
     def import_packages(self) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # the files are here; nothing may be fetched behind the report
@@ -223,6 +230,8 @@ class TransformersEngine(Engine):
         }
         if not self.job.allow_pickle:
             arguments["use_safetensors"] = True
+        if self.job.from_disk:
+            arguments |= self._from_disk()
         load_in = settings["details"]["load_in"]
         if load_in == "int8":
             arguments["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
@@ -239,14 +248,41 @@ class TransformersEngine(Engine):
         self.model.generation_config = GenerationConfig(do_sample=False)
         self._synchronize()
 
-    def generate(self, ids: Sequence[int], n: int, stop_ids: Sequence[int], on_token: OnToken) -> list[int]:
+    def _from_disk(self) -> dict[str, Any]:
+        """What does not fit stays in the model's own files; accelerate reads each layer when its turn comes."""
+        import tempfile
+
+        import psutil
+
+        self.offload = tempfile.TemporaryDirectory(prefix="weighin-offload-")
+        room = int(psutil.virtual_memory().available * DISK_SHARE)
+        return {"device_map": "auto", "max_memory": {"cpu": room}, "offload_folder": self.offload.name}
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        n: int,
+        stop_ids: Sequence[int],
+        on_token: OnToken,
+        sampling: Sampling | None = None,
+    ) -> list[int]:
         from transformers import GenerationConfig
 
+        drawing: dict[str, Any] = {"do_sample": False}
+        if sampling is not None:
+            self.torch.manual_seed(sampling.seed)
+            drawing = {
+                "do_sample": True,
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "repetition_penalty": sampling.repetition_penalty,
+            }
         config = GenerationConfig(
             max_new_tokens=n,
-            do_sample=False,
             eos_token_id=list(stop_ids) or None,
             pad_token_id=stop_ids[0] if stop_ids else 0,
+            **drawing,
         )
         prompt = self.torch.tensor([list(ids)], device=self.model.device)
         streamer = _TokenStreamer(on_token)
@@ -260,13 +296,56 @@ class TransformersEngine(Engine):
 
     def score(self, ids: Sequence[int]) -> Iterator[tuple[int, Any]]:
         torch = self.torch
+        rows = self._score_rows()
         with torch.inference_mode():
             cache = None
-            for start in range(0, len(ids), SCORE_ROWS):
-                chunk = torch.tensor([list(ids[start : start + SCORE_ROWS])], device=self.model.device)
+            for start in range(0, len(ids), rows):
+                chunk = torch.tensor([list(ids[start : start + rows])], device=self.model.device)
                 output = self.model(input_ids=chunk, past_key_values=cache, use_cache=True)
                 cache = output.past_key_values
                 yield start, output.logits[0].float().cpu().numpy()
+
+    def _score_rows(self) -> int:
+        """Rows at a time: their logits must stay small, however large the vocabulary is."""
+        return max(1, min(SCORE_ROWS, SCORE_BYTES // (4 * self.job.vocabulary)))
+
+    def score_all(self, documents: Sequence[Sequence[int]]) -> Iterator[tuple[int, Iterator[tuple[int, Any]]]]:
+        if not self.job.from_disk:
+            yield from super().score_all(documents)
+            return
+        hidden = self._hidden_states(documents)
+        for number, ids in enumerate(documents):
+            yield number, self._head(hidden[number, : len(ids)])
+
+    def _hidden_states(self, documents: Sequence[Sequence[int]]) -> Any:
+        """All documents through the layers in one pass, so that every weight is read from disk once."""
+        torch = self.torch
+        longest = max(map(len, documents))
+        ids = torch.zeros((len(documents), longest), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, listed in enumerate(documents):  # padded at the end: no earlier token sees it
+            ids[row, : len(listed)] = torch.tensor(list(listed))
+            mask[row, : len(listed)] = 1
+        with torch.inference_mode():
+            output = self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+        return output.last_hidden_state
+
+    def _head(self, hidden: Any) -> Iterator[tuple[int, Any]]:
+        """The logits of hidden states, by the model's own code for what comes after its layers."""
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        torch, rows = self.torch, self._score_rows()
+        base = self.model.base_model
+        forward = base.forward
+        try:
+            for start in range(0, len(hidden), rows):
+                part = hidden[None, start : start + rows]
+                base.forward = lambda *_, part=part, **__: BaseModelOutputWithPast(last_hidden_state=part)
+                with torch.inference_mode():
+                    output = self.model(input_ids=torch.zeros((1, part.shape[1]), dtype=torch.long), use_cache=False)
+                yield start, output.logits[0].float().cpu().numpy()
+        finally:
+            base.forward = forward
 
     def effective(self) -> dict[str, Any]:
         config = self.model.config
@@ -300,6 +379,10 @@ class TransformersEngine(Engine):
         return super().is_out_of_memory(error) or any(
             sign in str(error) for sign in ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
         )
+
+    def close(self) -> None:
+        if self.offload is not None:
+            self.offload.cleanup()
 
     @property
     def _path(self) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from weighin.engines import Engine, Job
+from weighin.engines import Engine, Job, Sampling
 
 Emit = Callable[[dict[str, Any]], None]
 SETTLE_SECONDS = 0.05
@@ -102,7 +102,15 @@ class Session:
         """Why a key has no figure here."""
         self.emit({"event": "unknown", "key": key, "reason": reason})
 
-    def call(self, kind: str, prompt: int | str, ids: Sequence[int], n: int, stop_ids: Sequence[int] = ()) -> Call:
+    def call(
+        self,
+        kind: str,
+        prompt: int | str,
+        ids: Sequence[int],
+        n: int,
+        stop_ids: Sequence[int] = (),
+        sampling: Sampling | None = None,
+    ) -> Call:
         """One timed call. Nothing is written between its first and last token; one event follows it."""
         times: list[float] = []
         clock, stamp = self.clock, times.append
@@ -116,7 +124,7 @@ class Session:
         if not live:
             self.settle()
         began = clock()
-        new = self.engine.generate(ids, n, stop_ids, on_token)
+        new = self.engine.generate(ids, n, stop_ids, on_token, sampling)
         if len(new) != len(times):
             raise RuntimeError(f"the engine gave {len(new)} tokens but announced {len(times)}")
         if not new:

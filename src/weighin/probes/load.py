@@ -15,7 +15,7 @@ COLD_SHARE = 0.90  # at least this share did
 
 
 class LoadProbe(Probe):
-    jobs = ("speed", "cold", "responses", "score", "answer")
+    jobs = ("speed", "cold", "responses", "samples", "score", "floor", "tasks", "answer")
     order = 0
     measures = {  # noqa: RUF012 - a ClassVar of the contract
         "import_seconds": Measure("importing the engine", "s", "lower"),

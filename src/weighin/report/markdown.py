@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 import re
 
-from weighin.measurements import Comparison
-from weighin.report import table
+from weighin.measurements import Comparison, Response
+from weighin.report import quality_part, table
 from weighin.report.table import Row, figure, figure_seconds, number, visible
 
 SPECIAL = re.compile(r"([\\`*_\[\]#|~])")
@@ -21,6 +21,7 @@ def render(comparison: Comparison) -> str:
         _legend(comparison),
         "## Summary",
         table_of(comparison, table.summary(comparison)),
+        *_quality(comparison),
         *_responses(comparison),
         *_transcript(comparison),
         *_doubts(comparison),
@@ -85,26 +86,42 @@ def _legend(comparison: Comparison) -> str:
     )
 
 
+def _quality(comparison: Comparison) -> list[str]:
+    parts: list[str] = []
+    if (found := quality_part.strata(comparison)) is not None:
+        parts += [*map(text, quality_part.explained(comparison)), _rows(*found)]
+    parts += ["\n".join(f"- {text(line)}" for line in quality_part.unknown(comparison))]
+    if partings := quality_part.partings(comparison):
+        parts += ["### Where answers part from the reference's", "\n".join(f"- {text(line)}" for line in partings)]
+    if (tasks := quality_part.tasks(comparison)) is not None:
+        parts += ["### lm-evaluation-harness", _rows(*tasks)]
+    return ["## Quality", *parts] if any(parts) else []
+
+
 def _responses(comparison: Comparison) -> list[str]:
     answered = [c for c in comparison.contenders if c.responses]
     if not answered:
         return []
     rows = []
     for number_, prompt in enumerate(comparison.workload.prompts):
-        expected = f"\n(expected: {prompt.expected}; not scored)" if prompt.expected is not None else ""
+        expected = f"\n(expected: {prompt.expected})" if prompt.expected is not None else ""
         row = [f"{number_ + 1}. {prompt.shown}{expected}"]
         for c in answered:
-            found = next((r for r in c.responses if r.prompt == number_), None)
-            thought = (
-                f"(thinking: {len(found.thinking)} characters, left out here)\n" if found and found.thinking else ""
-            )
-            row.append(f"{thought}{found.text}\n({len(found.ids)} tokens, {found.finish})" if found else table.NOTHING)
+            answers = [r for r in c.responses if r.prompt == number_]
+            row.append("\n".join(map(_answer, answers)) if answers else table.NOTHING)
         rows.append(row)
+    how = "Greedy" if comparison.workload.sampling is None else f"Drawn {comparison.workload.seeds} times a prompt"
     explained = (
-        f"Greedy, each to its natural end or {comparison.workload.response_cap} tokens "
+        f"{how}, each to its natural end or {comparison.workload.response_cap} tokens "
         "(stop: the model ended; length: the cap cut it off)."
     )
     return ["## Responses", explained, _rows(["prompt", *(c.name for c in answered)], rows)]
+
+
+def _answer(found: Response) -> str:
+    thought = f"(thinking: {len(found.thinking)} characters, left out here)\n" if found.thinking else ""
+    faults = "".join(f"; {fault.evidence}" for fault in found.faults if fault.type != "cut_off")
+    return f"{thought}{found.text}\n({len(found.ids)} tokens, {found.finish}{faults})"
 
 
 def _transcript(comparison: Comparison) -> list[str]:

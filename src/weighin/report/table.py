@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from weighin import intervals
+from weighin.fidelity import TITLES, Figure
 from weighin.intervals import Interval
 from weighin.measurements import Comparison, ContenderResult, Measurement
 from weighin.plan import Instrument
@@ -67,7 +68,9 @@ def figure(found: Measurement | None, *, interval: bool = True) -> str:
     if found is None or found.value is None:
         return NOTHING
     factor, unit = scale(found.value, found.unit)
-    text = f"{number(found.value * factor)} {unit}"
+    if found.unit == "share":
+        factor, unit = 100.0, "%"
+    text = f"{number(found.value * factor)} {unit}".rstrip().replace(" %", "%")
     if not interval or found.low is None or found.high is None or len({s.round for s in found.samples}) < 2:
         return text
     low, high = number(found.low * factor), number(found.high * factor)
@@ -229,13 +232,78 @@ def _responses(comparison: Comparison, result: ContenderResult) -> str:
 
 def _quality(comparison: Comparison, result: ContenderResult) -> str:
     if result.name == comparison.reference:
-        return f"the reference: {comparison.reference_note}"
+        return lines(f"the reference: {comparison.reference_note}", _floor(result), _accuracy(result))
     if comparison.reference is None:
         return f"unknown: {comparison.reference_note}"
-    theirs = {r.prompt: r for r in comparison.contender(comparison.reference).responses}
-    pairs = [(r, theirs[r.prompt]) for r in result.responses if r.prompt in theirs]
-    if not pairs:
-        return "unknown: there are no answers to compare"
+    return lines(_fidelity(result), _same_answers(comparison, result), _accuracy(result))
+
+
+def _floor(result: ContenderResult) -> str:
+    """How far the reference is from itself: nothing below that is a difference."""
+    found = result.fidelity
+    if found is None or found.headline.kl is None:
+        return ""
+    kl, same = result.measurements["kl_divergence"], result.measurements["top1_agreement"]
+    return f"against itself with other threads: KL {figure(kl)}, the same next token {figure(same)}"
+
+
+def _fidelity(result: ContenderResult) -> str:
+    """The word and the figures behind it, on the text that leads."""
+    found = result.fidelity
+    if found is None:
+        return f"unknown: {result.fidelity_reason}"
+    lead = found.headline
+    if lead.kl is None:
+        return f"{found.word}: {found.why}"
+    of = result.measurements
+    return lines(
+        f"{found.word}: KL {figure(of['kl_divergence'])}",
+        f"the same next token {figure(of['top1_agreement'])}, given the same text",
+        f"perplexity {bounds(lead.perplexity_ratio)} times the reference's",
+        f"on {TITLES[lead.name]}: {lead.documents} documents, {lead.positions} tokens",
+    )
+
+
+def short_quality(comparison: Comparison, result: ContenderResult) -> str:
+    """The word, and how often the next token is the same."""
+    if result.name == comparison.reference:
+        return "the reference"
+    if result.fidelity is None:
+        return "unknown"
+    same = result.measurements["top1_agreement"]
+    return result.fidelity.word if same.value is None else f"{result.fidelity.word}\n{figure(same)} same next token"
+
+
+def _accuracy(result: ContenderResult) -> str:
+    """How many answers meet what was expected, and whether that differs from the reference's."""
+    found = result.accuracy
+    if found is None:
+        return ""
+    seeds = f", {found.seeds} answers each" if found.seeds > 1 else ""
+    text = f"as expected {figure(result.measurements['task_accuracy'])} of {found.cases} prompts{seeds}"
+    other = result.accuracy_against
+    if other is None:
+        return text
+    if other.decided:
+        return f"{text}; {'better' if other.difference > 0 else 'worse'} than the reference (p = {other.p_value:.2g})"
+    more = f"; about {other.more_cases} more prompts would" if other.more_cases else ""
+    return f"{text}; no difference shown to the reference{more}"
+
+
+def bounds(found: Figure | None) -> str:
+    """A figure of fidelity as text."""
+    if found is None:
+        return NOTHING
+    if found.low is None or found.high is None:
+        return number(found.value)
+    return f"{number(found.value)} ({number(found.low)}–{number(found.high)})"
+
+
+def _same_answers(comparison: Comparison, result: ContenderResult) -> str:
+    theirs = {(r.prompt, r.seed): r for r in comparison.contender(str(comparison.reference)).responses}
+    pairs = [(r, theirs[r.prompt, r.seed]) for r in result.responses if (r.prompt, r.seed) in theirs]
+    if not pairs or comparison.workload.sampling is not None:
+        return ""
     same = sum(mine.ids == other.ids for mine, other in pairs)
     firsts = [first_difference(mine.ids, other.ids) for mine, other in pairs if mine.ids != other.ids]
     where = f"first difference at token {', '.join(map(str, firsts))}" if firsts else ""
@@ -306,7 +374,7 @@ def summary(comparison: Comparison) -> list[Row]:
     return [
         Row("Load time", through(short("load_seconds"))),
         Row("Inference speed", through(speed)),
-        Row("Accuracy", through(lambda c, r: _quality(c, r).partition("\n")[0])),
+        Row("Accuracy", through(short_quality)),
         Row("Memory", through(memory)),
         Row("Model size", through(short("loaded_bytes"))),
     ]

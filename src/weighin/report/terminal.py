@@ -26,6 +26,7 @@ from weighin.report.table import (
     number,
     own_cost,
     scale,
+    short_quality,
     visible,
 )
 from weighin.schedule import State, Unit, round_seconds
@@ -166,10 +167,14 @@ def result(comparison: Comparison, width: int = 160) -> RenderableType:
     for title, _ in columns:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("to the reference", justify="right")
+    judged = any(c.fidelity for c in comparison.contenders)
+    if judged:
+        table.add_column("quality", justify="right")
     for c in comparison.contenders:
         if c.rounds:
             cells = [figure(c.measurements.get(key)).replace(" (", "\n(") for _, key in columns]
-            table.add_row(Text(visible(c.name)), *map(Text, cells), Text(_speed_against(comparison, c)))
+            quality = [Text(short_quality(comparison, c))] if judged else []
+            table.add_row(Text(visible(c.name)), *map(Text, cells), Text(_speed_against(comparison, c)), *quality)
         else:
             table.add_row(Text(visible(c.name)), *[NOTHING] * len(columns), Text(c.status))
     lines = [Text(_brackets(comparison), style="dim")]
