@@ -6,11 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast lint types check docs help clean
+.PHONY: demo test test-fast test-engines lint types check docs help clean
 
 help:
 	@echo "make demo       make the environment, get the demo model, compare four ways of running it"
 	@echo "make test       all tests (make test-fast: those without torch, under a minute)"
+	@echo "make test-engines   make the engines' own environments and test every engine by the same contract"
 	@echo "make check      lint and types"
 
 $(READY): pyproject.toml constraints.txt
@@ -29,10 +30,18 @@ demo: $(READY)
 		|| { code=$$?; [ $$code -eq 4 ] || exit $$code; }
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -m "not engines" -n 2
+
+# Every engine in its own environment: made here (llama.cpp compiles for some minutes), then the same contract for all.
+test-engines: $(READY)
+	@$(BIN)/weighin engines install llama.cpp onnxruntime openvino lm-eval
+	@$(BIN)/python -m pytest -m engines -k "not vllm"
+	@echo "vLLM comes last, within 20 minutes"
+	@timeout 20m bash -c '$(BIN)/weighin engines install vllm && $(BIN)/python -m pytest -m engines -k vllm' \
+		|| { code=$$?; [ $$code -eq 124 ] && echo "SKIPPED: vLLM took longer than 20 minutes" || exit $$code; }
 
 test-fast: $(READY)
-	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 2
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not engines" -n 2
 
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

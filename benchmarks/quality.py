@@ -38,9 +38,8 @@ def ladder(out: Path, model: str, contenders: list[str]) -> None:
     plan = intake.make_plan(request, say=print)
     found = start(plan, out, Silent())
     print(f"\n{found.machine.cpu}, {found.machine.threads} threads; {found.model.name}; {'; '.join(found.model.notes)}")
-    print(
-        f"{'contender':28} {'text':9} {'docs':>4} {'tokens':>6} {'KL mean (95%)':>28} {'p99':>8} {'same next token':>22} word"
-    )
+    titles = f"{'contender':28} {'text':9} {'docs':>4} {'tokens':>6} {'KL mean (95%)':>28} {'p99':>8}"
+    print(f"{titles} {'same next token':>22} word")
     for c in found.contenders:
         if c.fidelity is None:
             print(f"{c.name:28} {c.status}: {c.reason or c.fidelity_reason}")
@@ -99,9 +98,8 @@ def cost(model: str, rounds: int) -> None:
             for who in list(turns)[:: 1 if number % 2 else -1]:
                 raw[who].append(turns[who]())
     ratio = intervals.paired_ratio(dict(enumerate(raw["weighin"])), dict(enumerate(raw["bare"])))
-    print(
-        f"\n{plan.machine.cpu}, {plan.machine.threads} threads; {plan.model.name}, vocabulary {plan.workload.vocabulary}"
-    )
+    machine, vocabulary = plan.machine, plan.workload.vocabulary
+    print(f"\n{machine.cpu}, {machine.threads} threads; {plan.model.name}, vocabulary {vocabulary}")
     for who, values in raw.items():
         print(f"{who:8} {positions / median(values):8.1f} positions/s ({positions} positions, {rounds} rounds)")
     print(f"weighin's time ÷ the bare forward pass's: {ratio.value:.3f} ({ratio.low:.3f}–{ratio.high:.3f})")
@@ -132,7 +130,8 @@ def memory() -> None:
             options={}, settings={"dtype": "float32", "device_map": "cpu", "dependencies": [],
                       "details": {"load_in": None, "double": False, "auto_class": "AutoModelForCausalLM"}},
             model_path=str(folder), weight_files=[], prepared=None, out=None, threads=os.cpu_count() or 1,
-            prompts=[[1]], lengths={}, stop_ids=[], max_new_tokens=2, response_cap=2, repeats=1, remote_code=False, allow_pickle=False,
+            prompts=[[1]], lengths={}, stop_ids=[], max_new_tokens=2, response_cap=2, repeats=1,
+            remote_code=False, allow_pickle=False,
             spawned_at=0.0, vocabulary=vocabulary, rows=str(folder / "rows"), writes_rows=True,
         )  # fmt: skip
         engine = TransformersEngine(job)

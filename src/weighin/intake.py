@@ -10,7 +10,6 @@ import datetime
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -254,8 +253,7 @@ def _tasks(request: Request, say: Say) -> list[str]:
     if isinstance(environment, environments.Missing):
         raise BadInput(f"--tasks needs lm-evaluation-harness: {environment.reason}. {environment.remedy}")
     say("looking for the tasks")
-    with tempfile.TemporaryDirectory(prefix="weighin-") as folder:
-        known = harness.check(environment.python, tasks, Path(folder) / "lm-eval.log")
+    known = harness.check(environment.python, tasks, cache.root() / "lm-eval-check.log")
     for task in known:
         say(f"  {task.name}: {task.documents} documents")
     return tasks

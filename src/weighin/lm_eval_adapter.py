@@ -265,7 +265,8 @@ def load(manager: TaskManager, name: str) -> dict[str, Any]:
         raise Problem("no_data", reason, remedy) from error
     except Exception as error:
         traceback.print_exc()
-        raise Problem("task", f"The task {name} cannot be loaded ({_first_line(error)}).", "See the log.") from error
+        reason = f"The task {name} cannot be loaded ({_first_line(error)})."
+        raise Problem("task", reason, "Mend it, or choose another task.") from error
     return loaded
 
 
@@ -308,7 +309,7 @@ def evaluate(question: dict[str, Any], manager: TaskManager, names: list[str], s
             return
         except Exception as error:
             traceback.print_exc()
-            say(_failed(name, Problem("task", f"The task {name} failed ({_first_line(error)}).", "See the log.")))
+            say(_failed(name, Problem("task", f"The task {name} failed ({_first_line(error)}).", "See lm-eval.log.")))
         else:
             kept = {key: found[key] for key in ("results", "versions", "higher_is_better")}
             say({"event": "task", "task": name, **kept, "shares": shares(found["samples"])})

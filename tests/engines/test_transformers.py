@@ -321,17 +321,30 @@ def test_quality_of_real_contenders(tmp_path, tiny_model):
     documents = [d.ids for d in plan.workload.documents[:6]]
     import numpy as np
 
+    from weighin.fidelity import Scored, judge
     from weighin.probes.likelihood import divergence
     from weighin.reference_rows import Block, statistics
 
-    def kl(one, other):
+    def word(one, other):
         mine, theirs = rows_of(engine_for(one), documents), rows_of(engine_for(other), documents)
-        total = []
+        scored = []
         for number, ids in enumerate(documents):
             targets = np.array([*ids[1:], 0])
-            block = Block(theirs[number].copy(), None, statistics(theirs[number], targets))
-            total.append(divergence(mine[number].copy(), targets, block)["kl"])
-        return float(np.concatenate(total).mean())
+            stats = statistics(theirs[number], targets)
+            found = divergence(mine[number].copy(), targets, Block(theirs[number].copy(), None, stats))
+            reference_nll = list(stats["normalizer"] - stats["target_logit"])
+            same = [int(s) for s in found["same"]]
+            scored.append(
+                Scored(
+                    stratum="passages",
+                    name=str(number),
+                    kl=list(found["kl"]),
+                    nll=list(found["nll"]),
+                    same=same,
+                    reference_nll=reference_nll,
+                )
+            )
+        return judge(scored).word
 
-    assert kl(folder, folder) < 1e-6
-    assert kl(damaged, folder) > 0.1
+    assert word(folder, folder) == "indistinguishable"
+    assert word(damaged, folder) in ("lower", "broken")

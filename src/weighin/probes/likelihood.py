@@ -159,8 +159,11 @@ def _against(blocks: Blocks, rows: Rows, name: str) -> dict[str, Any]:
 
 
 def divergence(logits: Array, targets: Array, theirs: Block) -> dict[str, Array]:
-    """Per row: KL(reference ‖ contender), minus the log-probability of the counted token, and whether the best token is
-    the same. With the reference's best alone, the KL of best-or-rest is a lower bound, and `slack` bounds what is left."""
+    """Per row: KL(reference ‖ contender), minus the log-probability of the counted token, whether the best is the same.
+
+    Where only the reference's best were kept, `kl` counts the rest as one token and is a lower bound; `slack` bounds
+    what it lacks.
+    """
     import numpy as np
 
     stats = reference_rows.statistics(logits, targets)
