@@ -107,6 +107,7 @@ def make_plan(request: Request, say: Say) -> Plan:
     if reference and reference not in contenders:
         contenders = [*contenders, reference]
     entries = [_entry(c, c in named, here, it, workload, request) for c in contenders]
+    entries, it = _without_missing_engines(entries, it)
     chosen, note = _reference(entries, reference, it)
     entries = [msgspec.structs.replace(e, from_disk=e.from_disk and e.name == chosen) for e in entries]
     return Plan(
@@ -357,6 +358,16 @@ def _default_index(name: str) -> int:
 def _default_contenders(here: Machine, it: Model) -> list[Contender]:
     names = [name for engine in engines.everything().values() for name in engine.contenders(here, it)]
     return [Contender.parse(name) for name in names]
+
+
+def _without_missing_engines(entries: list[Entry], it: Model) -> tuple[list[Entry], Model]:
+    """The default set is of the engines that are ready; one sentence names the others and how to get them."""
+    kept = [e for e in entries if e.named or e.status != "not_installed"]
+    missing = sorted({e.contender.engine for e in entries if e not in kept})
+    if not missing or not kept:
+        return entries, it
+    note = f"Not compared, because not installed: {', '.join(missing)}. weighin engines install {' '.join(missing)}"
+    return kept, msgspec.structs.replace(it, notes=(*it.notes, note))
 
 
 def _entry(contender: Contender, named: bool, here: Machine, it: Model, workload: Workload, request: Request) -> Entry:
