@@ -59,7 +59,7 @@ def by_weighin(plan, number: int, folder: Path, journal: Journal, state: State, 
 def parent_cost(folder: Path) -> dict[str, float]:
     """CPU share and memory of weighin's own process during a real `weighin compare`, between its events."""
     command = [sys.executable, "-m", "weighin", "compare", "demo-base", "-c", CONTENDER]
-    command += ["--rounds", "1", "--response-tokens", "64", "--out", str(folder / "cost")]
+    command += ["--no-quality", "--rounds", "1", "--response-tokens", "64", "--out", str(folder / "cost")]
     process = psutil.Popen(command, stdout=subprocess.DEVNULL)
     samples: list[tuple[float, float, bool]] = []
     stop = threading.Event()

@@ -14,12 +14,17 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import weighin
 from weighin import prompts
 from weighin.errors import BadInput
 from weighin.measurements import Comparison
+
+# A busy machine is no failure.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 BOS, EOS, THINK, END_THINK = 0, 1, 258, 259  # ids 2 to 257 are the bytes
 VOCABULARY = 272

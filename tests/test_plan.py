@@ -87,8 +87,8 @@ def test_the_named_contender_is_always_a_valid_one(typed: str) -> None:
 
 
 def test_an_unknown_engine_is_answered_with_those_that_are_offered() -> None:
-    message = refused("vllm:bf16@cpu")
-    assert "no engine 'vllm'" in message
+    message = refused("tgi:bf16@cpu")
+    assert "no engine 'tgi'" in message
     assert "transformers" in message
     assert "fake" not in message  # it is for tests
 

@@ -230,7 +230,10 @@ class Engine(ABC):
         """
 
     def score(self, ids: Sequence[int]) -> Iterator[tuple[int, numpy.ndarray[Any, Any]]]:
-        """Yield (start, float32 logits[≤128, V]) in order, from an empty KV cache; row i predicts id start+i+1."""
+        """Yield (start, float32 logits[rows, V]) in order, from an empty KV cache; row i predicts id start+i+1.
+
+        At most 64 MB at a time, in an array that the caller may write into.
+        """
         raise NotImplementedError
 
     def score_all(

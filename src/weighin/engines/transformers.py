@@ -27,7 +27,7 @@ QUANTIZERS = {
     "awq": "gptqmodel",
     "compressed-tensors": "compressed-tensors",
 }
-SCORE_ROWS, SCORE_BYTES = 128, 64 << 20
+SCORE_BYTES = 64 << 20
 DISK_SHARE = 0.6  # of the free memory, for a reference that is scored from disk
 
 
@@ -307,7 +307,7 @@ class TransformersEngine(Engine):
 
     def _score_rows(self) -> int:
         """Rows at a time: their logits must stay small, however large the vocabulary is."""
-        return max(1, min(SCORE_ROWS, SCORE_BYTES // (4 * self.job.vocabulary)))
+        return max(1, SCORE_BYTES // (4 * self.job.vocabulary))
 
     def score_all(self, documents: Sequence[Sequence[int]]) -> Iterator[tuple[int, Iterator[tuple[int, Any]]]]:
         if not self.job.from_disk:

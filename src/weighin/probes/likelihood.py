@@ -85,7 +85,12 @@ class LikelihoodProbe(Probe):
                 chosen = places[first : first + size]
                 if logits.shape[1] < width:
                     raise RuntimeError(f"the engine gave {logits.shape[1]} logits for a vocabulary of {width}")
-                block = np.ascontiguousarray(logits[chosen, :width], dtype=np.float32)
+                # neighbours need no copy: the engine's array is ours, and used up
+                together = chosen[-1] - chosen[0] + 1 == len(chosen)
+                rows = logits[chosen[0] : chosen[-1] + 1, :width] if together else logits[chosen, :width]
+                block = np.ascontiguousarray(rows, dtype=np.float32)
+                if not block.flags.writeable:
+                    block = block.copy()
                 yield block, np.asarray([ids[start + p + 1] for p in chosen])
         if seen <= _last_row(document):
             raise RuntimeError(f"the engine scored {seen} of {_last_row(document) + 1} tokens")
