@@ -11,12 +11,12 @@ from weighin import fidelity
 from weighin.fidelity import Figures, Scored, judge, word_for
 
 
-def scored(stratum="passages", seed=0, tokens=40, kl=None, same=1, shift=0.0, name="a"):
+def scored(stratum="passages", seed=0, tokens=40, kl=None, same=1, shift=0.0, name=None):
     draw = np.random.default_rng(seed)
     nll = draw.exponential(2.0, tokens)
     return Scored(
         stratum=stratum,
-        name=name,
+        name=name or f"d{seed}",
         kl=list(draw.exponential(0.05, tokens)) if kl is None else [kl] * tokens,
         nll=list(nll + shift),
         same=[same] * tokens,
@@ -118,3 +118,35 @@ def test_the_words_and_their_limits_are_in_order():
     limits = [limit for limit, _ in fidelity.WORDS]
     assert limits == sorted(limits) and math.isinf(limits[-1])
     assert word_for(judge([scored(seed=i, kl=0.05) for i in range(6)]).strata)[1] == "KL 0.01 to 0.1 nats a token"
+
+
+def test_the_windows_of_one_text_are_one_document():
+    documents = [scored("text", seed=i, kl=0.1 * i, name=f"book#{i}" if i > 1 else "book") for i in range(1, 9)]
+    found = judge(documents).headline
+    assert (found.documents, found.kl.interval) == (1, None)
+
+
+def test_a_text_with_too_few_documents_does_not_lead_unless_it_is_the_users_own():
+    few = [scored("expected", seed=9, kl=0.5, name="e")]
+    many = [scored("samples", seed=i, kl=0.001, name=f"s{i}") for i in range(6)]
+    assert [s.name for s in judge([*few, *many]).strata] == ["samples", "expected"]
+    own = [scored("text", seed=9, kl=0.5, name="t")]
+    assert judge([*own, *many]).headline.name == "text"
+
+
+def test_what_was_not_kept_of_the_reference_counts_against_the_word():
+    import msgspec
+
+    documents = [msgspec.structs.replace(scored(seed=i, kl=0.005, name=f"d{i}"), slack=[0.3] * 40) for i in range(6)]
+    assert judge(documents).word == "indistinguishable to lower"
+
+
+def test_a_lower_bound_of_nothing_is_a_bound():
+    documents = [scored(seed=i, kl=0.0 if i else 0.04, name=f"d{i}") for i in range(2)]
+    assert judge(documents).word == "indistinguishable to slightly lower"
+
+
+def test_a_quantile_lies_within_the_range_of_few_documents():
+    documents = [scored(seed=i, tokens=20, name=f"d{i}") for i in range(2)]
+    found = judge(documents).headline.kl_p99
+    assert found.low <= found.value <= found.high

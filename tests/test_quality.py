@@ -200,3 +200,23 @@ def test_what_cannot_be_is_said_before_anything_runs(fakes, tmp_path, options, m
     with pytest.raises(BadInput, match=message):
         fakes("fp32@cpu", **{**OPTIONS, **options})
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_says_no_numbers_breaks_a_rule_about_them(fakes):
+    from weighin import rules
+
+    found = fakes("fp32@cpu", "int8@cpu+nan", **OPTIONS)
+    broken = rules.check([rules.parse("kl_divergence>5")], found)
+    assert len(broken) == 1 and "fake:int8@cpu+nan is broken" in broken[0]
+
+
+def test_a_reference_that_says_no_numbers_judges_nobody(fakes):
+    found = fakes("fp32@cpu+nan", "nf4@cpu", **OPTIONS)
+    assert found.contender("fake:nf4@cpu").fidelity is None
+    assert "the reference itself gave NaN" in found.contender("fake:nf4@cpu").fidelity_reason
+
+
+def test_a_reference_that_is_not_installed_keeps_its_row(fakes, tmp_path):
+    found = fakes("nf4@cpu", reference="fake:fp32@cpu+missing", **OPTIONS)
+    assert found.contender("fake:fp32@cpu+missing").status == "not_installed"
+    assert (tmp_path / "out" / "report.md").is_file()

@@ -10,6 +10,7 @@ from weighin.errors import BadInput
 from weighin.prompts import JSON_LINES, file_text, json_line, text_or_messages
 
 PASSAGES = Path(__file__).parent / "texts" / "passages.jsonl"
+WORDS = 5  # from which on a plain text under `expected` is taken as the whole answer
 SHORTEST_BLOCK = 200  # characters; a heading alone says nothing about quality
 
 
@@ -39,6 +40,8 @@ def of_expected(prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _whole(expected: Any) -> str | None:
+    if isinstance(expected, str) and len(expected.split()) < WORDS:
+        return None  # a keyword that the answer contains is no answer
     candidates = (expected.get("text"), expected.get("equals")) if isinstance(expected, dict) else (expected,)
     return next((c for c in candidates if isinstance(c, str) and c.strip()), None)
 

@@ -7,6 +7,7 @@ the same ones for contender and reference.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ TITLES = {
     "samples": "the reference's own answers, drawn at temperature 1",
     "passages": "passages that weighin brings",
 }
+WINDOW = re.compile(r"#\d+$")  # of a text that was cut into several
 DRAWS = 2000
 LEVEL = 0.95
 ENOUGH = 6  # documents; below that low and high are the range of the documents
@@ -91,6 +93,9 @@ def judge(documents: Sequence[Scored]) -> Fidelity | None:
     strata = [_stratum(name, mine) for name in STRATA if (mine := [d for d in documents if d.stratum == name])]
     if not strata:
         return None
+    # the first kind of text leads that has enough documents for an interval; the user's own always
+    lead = next((s for s in strata if s.name == "text" or s.documents >= ENOUGH), strata[0])
+    strata = [lead, *(s for s in strata if s is not lead)]
     word, why = word_for(strata)
     return Fidelity(strata=strata, word=word, why=why)
 
@@ -102,7 +107,9 @@ def word_for(strata: Sequence[Stratum]) -> tuple[str, str]:
         return BROKEN, f"{bad} of {sum(s.positions for s in strata)} positions gave NaN or infinite probabilities"
     figure = strata[0].kl
     assert figure is not None
-    low, high = (_class(figure.low or figure.value), _class(figure.high if figure.high is not None else figure.value))
+    least = figure.value if figure.low is None else figure.low
+    most = (figure.value if figure.high is None else figure.high) + (strata[0].kl_slack or 0.0)
+    low, high = _class(least), _class(most)
     words = [word for _, word in WORDS]
     if low == high:
         return words[high], _limits(high)
@@ -127,10 +134,13 @@ def _stratum(name: str, documents: Sequence[Scored]) -> Stratum:
         for field in ("kl", "nll", "reference_nll", "same")
     )
     bad = int((~np.isfinite(kl) | ~np.isfinite(nll)).sum())
-    which = np.repeat(np.arange(len(documents)), [len(d.kl) for d in documents])
-    base: dict[str, Any] = {"name": name, "documents": len(documents), "positions": len(kl), "not_numbers": bad}
+    # the windows of a long text are one document: they are no more independent than its sentences
+    texts = list(dict.fromkeys(WINDOW.sub("", d.name) for d in documents))
+    owners = [texts.index(WINDOW.sub("", d.name)) for d in documents]
+    which = np.repeat(owners, [len(d.kl) for d in documents])
+    base: dict[str, Any] = {"name": name, "documents": len(texts), "positions": len(kl), "not_numbers": bad}
     slack = [s for d in documents if d.slack for s in d.slack]
-    known = Figures(which, len(documents))
+    known = Figures(which, len(texts))
     reference = known.mean(theirs, math.exp)
     if bad:
         return Stratum(
@@ -184,7 +194,9 @@ class Figures:
             running = np.cumsum(weights[owners])
             return float(ranked[min(int(np.searchsorted(running, share * running[-1])), len(ranked) - 1)])
 
-        each = [float(np.quantile(values[self.which == d], share)) for d in range(self.documents)]
+        each = [
+            float(np.quantile(values[self.which == d], share, method="inverted_cdf")) for d in range(self.documents)
+        ]
         drawn = np.array([of(weights) for weights in self.weights]) if self.documents >= ENOUGH else np.zeros(0)
         return self._figure(of(np.ones(self.documents)), drawn, np.array(each), float)
 

@@ -114,7 +114,7 @@ def check_unchanged(plan: Plan, folder: Path) -> None:
         differences.append(f"the model at {plan.model.path} has changed")
     if here.key != plan.machine.key:
         differences.append(f"the machine is another ({here.cpu}, {here.threads} threads)")
-    for entry in plan.runnable:
+    for entry in (e for e in plan.entries if e.status == "ok" or e.from_disk):
         current = environments.versions(engines.everything()[entry.contender.engine])
         for package in sorted(current.keys() | entry.versions.keys()):
             before, after = entry.versions.get(package), current.get(package)

@@ -106,7 +106,7 @@ def make_plan(request: Request, say: Say) -> Plan:
     contenders = named or _default_contenders(here, it)
     if reference and reference not in contenders:
         contenders = [*contenders, reference]
-    entries = [_entry(c, c in named, here, it, workload, request) for c in contenders]
+    entries = [_entry(c, c in named or c == reference, here, it, workload, request) for c in contenders]
     entries, it = _without_missing_engines(entries, it)
     chosen, note = _reference(entries, reference, it)
     entries = [msgspec.structs.replace(e, from_disk=e.from_disk and e.name == chosen) for e in entries]
@@ -121,7 +121,7 @@ def make_plan(request: Request, say: Say) -> Plan:
         workload=workload,
         reference=chosen,
         reference_note=note,
-        quality=_quality(request, workload, here, tasks) if request.quality else None,
+        quality=_quality(request, workload, here, tasks, it.shape.max_positions) if request.quality else None,
         threads_asked=request.threads,
         rounds=request.rounds,
         budget_seconds=request.budget_seconds,
@@ -260,16 +260,18 @@ def _tasks(request: Request, say: Say) -> list[str]:
     return tasks
 
 
-def _quality(request: Request, workload: Workload, here: Machine, tasks: list[str]) -> Quality:
+def _quality(request: Request, workload: Workload, here: Machine, tasks: list[str], limit: int | None) -> Quality:
     """How much is scored, and how much of the reference's rows is kept under the cap on disk."""
-    samples = 0 if request.text is not None else quality.SAMPLES
-    drawn = samples * quality.SAMPLE_TOKENS
-    positions = min(sum(d.positions for d in workload.documents) + drawn, request.quality_tokens + drawn)
+    longest = max(len(r.ids) for r in workload.rendered)
+    room = limit - longest if limit is not None else quality.SAMPLE_TOKENS
+    samples = 0 if request.text is not None or room < quality.FEWEST_SAMPLE_TOKENS else quality.SAMPLES
+    tokens = min(quality.SAMPLE_TOKENS, room)
+    positions = sum(d.positions for d in quality.choose(workload.documents, request.quality_tokens)) + samples * tokens
     cap = int(min(request.reference_disk_bytes, (here.disk_free_bytes or ROWS_CAP) * ROWS_SHARE))
     kept = reference_rows.how_many_to_keep(positions, workload.vocabulary, cap)
     return Quality(
         samples=samples,
-        sample_tokens=quality.SAMPLE_TOKENS,
+        sample_tokens=tokens,
         tokens=request.quality_tokens,
         rows_kept=kept,
         rows_bytes=positions * reference_rows.bytes_per_row(workload.vocabulary, kept),
@@ -384,6 +386,7 @@ def _entry(contender: Contender, named: bool, here: Machine, it: Model, workload
         snippet=_snippet(engine, contender, settings, it, recipe, workload, request.remote_code == "trust"),
         versions=environments.versions(engine),
         log_probabilities=engine.probabilities_of(contender),
+        samples=engine.samples,
     )
     if reason := engine.cannot_run(contender, here, it):
         return msgspec.structs.replace(entry, status="cannot_run", reason=reason)

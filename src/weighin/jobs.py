@@ -75,6 +75,7 @@ def job_of(unit: Unit, plan: Plan, repeats: int, out: Path | None = None) -> Job
         seeds=work.seeds,
         texts=[_before_tokens(work, number) for number in range(len(work.prompts))],
         from_disk=entry.from_disk,
+        memory_bytes=plan.machine.memory_available_bytes,
     )
 
 
@@ -129,7 +130,7 @@ def run_tasks(unit: Unit, plan: Plan, folder: Path, state: State, record: Any) -
 
 def draw_samples(unit: Unit, plan: Plan, folder: Path, state: State, record: Any) -> runner.Outcome:
     """The reference's own answers, drawn once per model and prompts and kept beside its rows."""
-    file = quality.samples_file(plan)
+    file = quality.samples_file(plan, state)
     if file.is_file():
         for event in msgspec.json.decode(file.read_bytes()):
             record(event)

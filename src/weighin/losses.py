@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     Events = dict[str, list[dict[str, Any]]]
 
+MOST_NATS = 700.0  # beyond it a perplexity is no number
 FAR_BETTER = 0.8  # the perplexity with the begin token set the other way, as a share
 
 
@@ -73,6 +74,8 @@ def _fidelity(plan: Plan, entry: Entry, events: Events) -> tuple[Fidelity | None
     if end is None or end["status"] != "ok":
         return None, f"scoring failed: {end['reason']}" if end else "it was not scored"
     truth = {e["rows"]: e["nll"] for e in _scored(events, plan.reference, "score") if "nll" in e}
+    if any(value is None for listed in truth.values() for value in listed):
+        return None, "the reference itself gave NaN or infinite probabilities"
     documents = [
         Scored(
             stratum=e["stratum"],
@@ -98,7 +101,7 @@ def _begin_token(plan: Plan, events: Events) -> list[Doubt]:
     tokens = [(a, b) for mine, other in pairs for a, b in zip(mine, other, strict=True)]
     if not tokens or any(a is None or b is None for a, b in tokens):
         return []
-    as_is, other_way = (math.exp(fmean(values)) for values in zip(*tokens, strict=True))
+    as_is, other_way = (math.exp(min(fmean(values), MOST_NATS)) for values in zip(*tokens, strict=True))
     if other_way > FAR_BETTER * as_is:
         return []
     starts = bool(plan.workload.starts_with_bos)
@@ -125,7 +128,7 @@ def _figures(
             low=figure.low,
             high=figure.high,
             interval=figure.interval,
-            samples=[Sample(round=i, job="score", value=v) for i, v in enumerate(samples, start=1)],
+            samples=[Sample(round=1, job="score", value=v) for v in samples],  # documents, not processes
             reason=None,
         )
 
@@ -179,6 +182,6 @@ def _passed(plan: Plan, result: ContenderResult) -> list[list[bool]]:
     for number, prompt in enumerate(plan.workload.prompts):
         wanted = expected.parse(prompt.expected, f"prompt {number + 1}")
         if wanted is not None and expected.has_checks(wanted):
-            mine: Sequence[Any] = [r for r in result.responses if r.prompt == number]
+            mine: Sequence[Any] = [r for r in result.responses if r.prompt == number and r.decoded]
             passed.append([expected.passes(wanted, r.text) for r in mine])
     return passed

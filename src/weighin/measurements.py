@@ -82,6 +82,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     thinking: str | None
     whole: str  # text and thinking together, as a plain decode gives it
     faults: list[Fault]
+    decoded: bool = True  # else there is no text to judge
 
 
 class ContenderResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +264,8 @@ def _result(plan: Plan, entry: Entry, events: list[dict[str, Any]]) -> Contender
             text=text["text"],
             thinking=text["thinking"],
             whole=text["whole"],
-            faults=divergence.faults(e["ids"], text["whole"], e["finish"]),
+            faults=divergence.faults(e["ids"], text["whole"], e["finish"]) if text is not UNDECODED else [],
+            decoded=text is not UNDECODED,
         )
         for e in of["response"]
         if (text := decoded.get(("responses", e["prompt"], e["seed"]), UNDECODED))

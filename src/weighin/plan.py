@@ -164,6 +164,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     python: str = ""
     log_probabilities: str = ""  # of its engine
+    samples: bool = False  # its engine can draw
     from_disk: bool = False  # as the reference, it is scored layer by layer, because it does not fit into memory
 
     @property

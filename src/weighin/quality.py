@@ -27,19 +27,22 @@ SHARE_OF_BUDGET = 0.3  # for scoring, of all contenders together
 SHARE_FOR_SAMPLES = 0.1  # for drawing the reference's answers
 WITHOUT_BUDGET = 600.0  # seconds, where a number of rounds was asked for instead
 LONGEST_DOCUMENT = 1024
+MOST_LOOKUPS = 16  # answers whose parting is looked at
+ROWS_FORMAT = 2  # of the files on disk
 
 
 def rows_folder(plan: Plan) -> Path:
     """The folder of the reference's rows: another one for another model, way of running it, version or vocabulary."""
     assert plan.reference is not None
     entry = plan.entry(plan.reference)
-    recipe = [entry.name, sorted(entry.versions.items()), plan.workload.vocabulary, entry.from_disk, 1]
+    settings = [entry.settings["dtype"], plan.machine.threads, plan.remote_code, entry.from_disk]
+    recipe = [entry.name, sorted(entry.versions.items()), plan.workload.vocabulary, settings, ROWS_FORMAT]
     return cache.reference(plan.model.fingerprint, hashlib.sha256(msgspec.json.encode(recipe)).hexdigest()[:16])
 
 
-def samples_file(plan: Plan) -> Path:
+def samples_file(plan: Plan, state: State) -> Path:
     """Where the reference's own answers to this workload's prompts are kept."""
-    asked = [[r.ids for r in plan.workload.rendered], plan.workload.stop_ids]
+    asked = [[r.ids for r in plan.workload.rendered], plan.workload.stop_ids, how_many_samples(plan, state)]
     return rows_folder(plan) / f"samples-{hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:16]}.json"
 
 
@@ -133,7 +136,9 @@ def lookups(plan: Plan, state: State) -> list[dict[str, Any]]:
     """The reference's own answers, with the places where a contender went another way and what it said there."""
     assert plan.reference is not None
     mine = state.responses.get(plan.reference, {})
-    found = []
+    found: list[dict[str, Any]] = []
+    if plan.workload.sampling is not None:  # drawn answers part by chance
+        return found
     for prompt, ids in sorted(mine.items()):
         asked: dict[str, list[int]] = {}
         start = len(plan.workload.rendered[prompt].ids)
@@ -144,7 +149,7 @@ def lookups(plan: Plan, state: State) -> list[dict[str, Any]]:
             place = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), None)
             if place is not None:
                 asked.setdefault(str(start + place), []).append(other[place])
-        if asked:
+        if asked and len(found) < MOST_LOOKUPS:
             whole = [*plan.workload.rendered[prompt].ids, *ids]
             found.append(
                 {"stratum": "answers", "name": f"answer {prompt + 1}", "ids": whole, "counted": [], "asked": asked}

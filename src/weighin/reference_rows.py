@@ -6,6 +6,7 @@ amounts to. Beside them a few numbers per row; they are written last, and so say
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -62,7 +63,6 @@ class Rows:
         self.folder = Path(folder)
         self.vocabulary = vocabulary
         self.keep = keep
-        self.width = keep or vocabulary
 
     def complete(self, name: str) -> bool:
         return self._stats(name).is_file() and self._rows(name).is_file()
@@ -103,16 +103,16 @@ class Writer:
 
     def add(self, logits: Array, targets: Array) -> dict[str, Array]:
         """Append rows (already cut to the vocabulary); gives back their statistics."""
+        import numpy as np
+
         stats = statistics(logits, targets)
         if self.rows.keep:
             best, kept = _best(logits, self.rows.keep)
             stats["rest_entropy"] = _rest_entropy(logits, best, stats["normalizer"])
-            self.file.write(kept.tobytes())
-            self.file.write(best.tobytes())
+            # row by row, since whoever reads may take other blocks than were written
+            self.file.write(np.concatenate([kept.view(np.int32), best], axis=1).tobytes())
         else:
             self.file.write(logits.tobytes())
-        import numpy as np
-
         self.table.append(np.stack([stats[column] for column in COLUMNS], axis=1))
         return stats
 
@@ -128,8 +128,9 @@ class Writer:
         Path(temporary).replace(self.rows._stats(self.name))
 
     def abandon(self) -> None:
-        self.file.close()
         Path(self.temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a full disk fails here again
+            self.file.close()
 
 
 class Reader:
@@ -144,9 +145,12 @@ class Reader:
     def take(self, count: int) -> Block:
         import numpy as np
 
-        width = self.rows.width
-        logits = self._array(np.float32, count, width)
-        ids = self._array(np.int32, count, width) if self.rows.keep else None
+        keep = self.rows.keep
+        if keep:
+            both = self._array(np.int32, count, 2 * keep)
+            logits, ids = np.ascontiguousarray(both[:, :keep]).view(np.float32), both[:, keep:]
+        else:
+            logits, ids = self._array(np.float32, count, self.rows.vocabulary), None
         stats = {column: values[self.at : self.at + count] for column, values in self.table.items()}
         self.at += count
         return Block(logits, ids, stats)

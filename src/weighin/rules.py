@@ -141,7 +141,13 @@ def _limit(rule: Rule, comparison: Comparison) -> list[str]:
     if not judged:  # a rule that judged nothing must not look as if it held
         who = asked[0].name if rule.contender else "no contender has this figure, for example"
         return [f"{rule.text} could not be judged: {who}: {_why_unknown(asked[0], rule.key)}"]
-    return [_sentence(rule, c, m) for c, m in judged if m.value is not None and SIGNS[rule.sign](m.value, rule.number)]
+    broken = [  # no number is worse than any number
+        f"{rule.text}: {c.name} is {c.fidelity.word}: {c.fidelity.why}"
+        for c in asked
+        if rule.key in diff.AGAINST_REFERENCE and c.fidelity and c.fidelity.headline.kl is None
+    ]
+    found = [_sentence(rule, c, m) for c, m in judged if m.value is not None and SIGNS[rule.sign](m.value, rule.number)]
+    return [*found, *broken]
 
 
 def _why_unknown(result: ContenderResult, key: str) -> str:

@@ -133,20 +133,28 @@ def next_unit(plan: Plan, state: State) -> Unit | None:
 def _quality_unit(plan: Plan, state: State) -> Unit | None:
     """The next job of the quality pass: the reference draws its answers, scores, scores again; then the others."""
     entries = quality.scoring(plan, state)
-    if not entries:
+    return (_scoring_unit(plan, state, entries) if entries else None) or _tasks_unit(plan, state)
+
+
+def _tasks_unit(plan: Plan, state: State) -> Unit | None:
+    if plan.quality is None or not plan.quality.tasks:
         return None
+    able = [e for e in plan.runnable if e.log_probabilities and not state.failed(e.name)]
+    return next((unit for e in able if (unit := Unit(e.name, 1, "tasks")) not in state.ended), None)
+
+
+def _scoring_unit(plan: Plan, state: State, entries: list[Entry]) -> Unit | None:
     reference, *others = entries
     draws = Unit(reference.name, 1, "samples")
     scores = Unit(reference.name, 1, "score")
-    if draws not in state.ended and not reference.from_disk and plan.quality is not None and plan.quality.samples:
+    can_draw = reference.samples and not reference.from_disk and plan.quality is not None and plan.quality.samples
+    if can_draw and draws not in state.ended:
         return draws
     if scores not in state.ended:
         return scores
     if state.ended[scores]["status"] != "ok":
         return None
     units = [Unit(reference.name, 1, "floor"), *(Unit(e.name, 1, "score") for e in others)]
-    if plan.quality is not None and plan.quality.tasks:
-        units += [Unit(e.name, 1, "tasks") for e in entries if not e.from_disk]
     return next((unit for unit in units if unit not in state.ended), None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -43,6 +44,8 @@ def run(job: Job, emit: probes.Emit) -> None:
                 "reason": explain(error),
             }
         )
+        with contextlib.suppress(Exception):
+            engine.close()
         return
     emit({"event": "done", "virtual_seconds": engine.clock() - job.spawned_at if engine.virtual else None})
 

@@ -245,9 +245,8 @@ def rows_of(engine, documents):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3"])
-def test_a_reference_scored_from_disk_is_the_one_in_memory(model_type, tmp_path, tiny_model, monkeypatch):
+def test_a_reference_scored_from_disk_is_the_one_in_memory(model_type, tmp_path, tiny_model):
     import numpy as np
-    import psutil
     import torch
     from transformers import AutoConfig
 
@@ -258,8 +257,7 @@ def test_a_reference_scored_from_disk_is_the_one_in_memory(model_type, tmp_path,
     documents = [[5, 6, 7, 8] * 50, [9, 10, 11], [20, 3, 40, 5] * 20]
     whole = rows_of(engine_for(folder), documents)
     half = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": half}))
-    engine = engine_for(folder, from_disk=True)
+    engine = engine_for(folder, from_disk=True, memory_bytes=half)
     assert "disk" in engine.effective()["devices"]
     found = rows_of(engine, documents)
     engine.close()

@@ -112,3 +112,19 @@ def test_how_much_is_kept_follows_the_cap():
 
 def test_the_row_before_a_counted_token_predicts_it():
     assert reference_rows.counted_rows([[3, 6], [9, 10]]) == [2, 3, 4, 8]
+
+
+def test_the_best_alone_may_be_read_in_other_blocks_than_they_were_written_in(tmp_path):
+    """Engines give their logits in pieces of their own sizes."""
+    reference, targets = logits(7, rows=9, vocabulary=300), np.arange(9)
+    rows = Rows(tmp_path, 300, 20)
+    writer = rows.write("d")
+    for start, end in ((0, 4), (4, 9)):
+        writer.add(reference[start:end].copy(), targets[start:end])
+    writer.close()
+    reader = rows.read("d")
+    blocks = [reader.take(count) for count in (1, 6, 2)]
+    kept = np.concatenate([block.logits for block in blocks])
+    ids = np.concatenate([block.ids for block in blocks])
+    assert (kept == np.take_along_axis(reference, ids, axis=1)).all()
+    assert (np.sort(kept, axis=1) == np.sort(reference, axis=1)[:, -20:]).all()

@@ -99,6 +99,7 @@ class Job:
     rows: str | None = None  # the folder of the reference's rows
     rows_kept: int = 0  # of each row; 0: the whole vocabulary
     writes_rows: bool = False  # it is the reference
+    memory_bytes: int = 0  # free when the plan was made, by the container's limit too
     from_disk: bool = False  # the weights do not fit into memory: score them layer by layer
     channel: int | None = None  # a socket over which this job is asked
 

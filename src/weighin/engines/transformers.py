@@ -252,10 +252,8 @@ class TransformersEngine(Engine):
         """What does not fit stays in the model's own files; accelerate reads each layer when its turn comes."""
         import tempfile
 
-        import psutil
-
         self.offload = tempfile.TemporaryDirectory(prefix="weighin-offload-")
-        room = int(psutil.virtual_memory().available * DISK_SHARE)
+        room = int(self.job.memory_bytes * DISK_SHARE)
         return {"device_map": "auto", "max_memory": {"cpu": room}, "offload_folder": self.offload.name}
 
     def generate(
@@ -312,6 +310,8 @@ class TransformersEngine(Engine):
     def score_all(self, documents: Sequence[Sequence[int]]) -> Iterator[tuple[int, Iterator[tuple[int, Any]]]]:
         if not self.job.from_disk:
             yield from super().score_all(documents)
+            return
+        if not documents:
             return
         hidden = self._hidden_states(documents)
         for number, ids in enumerate(documents):

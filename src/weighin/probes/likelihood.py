@@ -138,9 +138,11 @@ def _lookups(document: dict[str, Any], blocks: Blocks) -> list[dict[str, Any]]:
         for row, normalizer in zip(logits, normalizers, strict=True):
             place = next(places)
             best = [int(token) for token in row.argsort()[-2:][::-1]]
-            logprobs = [float(row[token] - normalizer) for token in best]
-            said = {str(t): float(row[t] - normalizer) for t in asked[place] if 0 <= t < len(row)}
-            found.append({"position": place, "best": best, "logprobs": logprobs, "asked": said})
+            values = [*best, *(t for t in asked[place] if 0 <= t < len(row))]
+            known = {str(t): float(row[t] - normalizer) for t in values}
+            if all(map(math.isfinite, known.values())):
+                logprobs = [known[str(token)] for token in best]
+                found.append({"position": place, "best": best, "logprobs": logprobs, "asked": known})
     return found
 
 

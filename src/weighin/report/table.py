@@ -25,6 +25,7 @@ FRACTIONS = (
     (1.0, "the same"),
 )
 NEAR = 0.08
+SMALLEST = 1e-6
 MOST_ROUNDS_WORTH_SAYING = 500
 
 Cell = Callable[[Comparison, ContenderResult], str]
@@ -44,6 +45,8 @@ def number(value: float) -> str:
     """Three significant digits, never in powers of ten."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
+    if abs(value) < SMALLEST:
+        return f"<{SMALLEST:f}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(digits, 6)}f}" if digits else f"{value:,.0f}"
 
@@ -71,7 +74,8 @@ def figure(found: Measurement | None, *, interval: bool = True) -> str:
     if found.unit == "share":
         factor, unit = 100.0, "%"
     text = f"{number(found.value * factor)} {unit}".rstrip().replace(" %", "%")
-    if not interval or found.low is None or found.high is None or len({s.round for s in found.samples}) < 2:
+    enough = found.interval == "95%" or len({s.round for s in found.samples}) > 1
+    if not interval or found.low is None or found.high is None or not enough:
         return text
     low, high = number(found.low * factor), number(found.high * factor)
     return text if low == high else f"{text} ({low}–{high})"
