@@ -52,7 +52,11 @@ def compare(noise: Noise, trial: int) -> State:
     entries = [SimpleNamespace(name=name, recipe=None) for name in NAMES]
     jobs_beside_rounds = 2 * len(entries)  # responses and cold loads
     plan: Any = SimpleNamespace(
-        runnable=entries, rounds=None, reference="a", budget_seconds=float(jobs_beside_rounds + MOST * len(entries))
+        runnable=entries,
+        rounds=None,
+        reference="a",
+        quality=None,
+        budget_seconds=float(jobs_beside_rounds + MOST * len(entries)),
     )
     state = State()
     while (unit := next_unit(plan, state)) is not None:
