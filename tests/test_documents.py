@@ -171,8 +171,8 @@ def test_no_line_of_a_text_is_lost_and_no_document_is_short(
 
 def test_expected_answers_that_are_whole_texts_become_documents() -> None:
     expected = [
-        "The capital of it is Paris.", None, {"text": "It is 4.", "number": 4}, {"equals": "yes"}, 4, ["a", "b"], {"contains": "x"},
-        {"equals": 5}, "Paris", {"text": 1, "equals": "no"},
+        "The capital of it is Paris.", None, {"text": "It is 4.", "number": 4}, {"equals": "yes"}, 4, ["a", "b"],
+        {"contains": "x"}, {"equals": 5}, "Paris", {"text": 1, "equals": "no"},
     ]  # fmt: skip
     prompts = [{"text": "q", "messages": None, "expected": e} for e in expected]
     found = documents.of_expected([*prompts, {"text": "a prompt of a plain file"}])
