@@ -99,7 +99,7 @@ def test_a_first_round_that_overran_the_budget_is_noted(fakes: Fakes) -> None:
     assert comparison.contenders[0].status == "ok"
     (note,) = [n for n in comparison.notes if "budget" in n]
     assert note == (
-        "The first round and the answers, which always run, took longer than the budget: "
+        "The first round, the answers and the quality pass, which always run, took longer than the budget: "
         f"{comparison.spent_seconds:.0f} s instead of 10 s."
     )
     assert comparison.spent_seconds > 60

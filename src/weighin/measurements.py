@@ -226,8 +226,8 @@ def _overrun(plan: Plan, spent: float) -> list[str]:
     if plan.rounds is not None or spent <= plan.budget_seconds:
         return []
     return [
-        f"The first round and the answers, which always run, took longer than the budget: {spent:.0f} s instead of "
-        f"{plan.budget_seconds:.0f} s."
+        f"The first round, the answers and the quality pass, which always run, took longer than the budget: "
+        f"{spent:.0f} s instead of {plan.budget_seconds:.0f} s."
     ]
 
 

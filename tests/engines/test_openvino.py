@@ -384,15 +384,15 @@ def scoring(compiled: Compiled) -> OpenVinoEngine:
     return engine
 
 
-@pytest.mark.parametrize(("vocabulary", "rows"), [(49152, 128), (262208, 61)])
+@pytest.mark.parametrize(("vocabulary", "rows"), [(49152, 325), (262208, 61)])
 def test_it_scores_in_pieces_that_stay_small(vocabulary: int, rows: int) -> None:
     compiled = Compiled(vocabulary, ("input_ids", "attention_mask", "position_ids", "beam_idx"))
-    found = list(scoring(compiled).score(list(range(300))))
-    assert [start for start, _ in found] == list(range(0, 300, rows))
-    assert sum(len(logits) for _, logits in found) == 300
+    found = list(scoring(compiled).score(list(range(700))))
+    assert [start for start, _ in found] == list(range(0, 700, rows))
+    assert sum(len(logits) for _, logits in found) == 700
     assert {logits.dtype for _, logits in found} == {np.dtype("float32")}
     assert compiled.resets == 1
-    assert np.concatenate([i["position_ids"][0] for i in compiled.asked]).tolist() == list(range(300))
+    assert np.concatenate([i["position_ids"][0] for i in compiled.asked]).tolist() == list(range(700))
     assert [i["attention_mask"].shape[1] for i in compiled.asked] == [s + len(rows_) for s, rows_ in found]
 
 

@@ -33,7 +33,7 @@ GROUPS = (64, 32)  # values that share a scale in int4, and what narrower layers
 TORCH = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
 SCORING = ("score", "floor", "tasks")
-SCORE_ROWS, SCORE_BYTES = 128, 64 * 10**6
+SCORE_BYTES = 64 * 10**6
 OUT_OF_MEMORY = ("bad_alloc", "cannot allocate memory", "failed to allocate", "out of memory")
 
 
@@ -275,7 +275,7 @@ class OpenVinoEngine(Engine):
         self.request.reset_state()  # its KV cache
         named = {name for port in self.compiled.inputs for name in port.names}
         tokens = numpy.array([ids], dtype=numpy.int64)
-        rows = max(1, min(SCORE_ROWS, SCORE_BYTES // (4 * self._width())))
+        rows = max(1, SCORE_BYTES // (4 * self._width()))
         for start in range(0, len(ids), rows):
             end = min(start + rows, len(ids))
             inputs = {

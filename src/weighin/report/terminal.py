@@ -167,17 +167,16 @@ def result(comparison: Comparison, width: int = 160) -> RenderableType:
     for title, _ in columns:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("to the reference", justify="right")
-    judged = any(c.fidelity for c in comparison.contenders)
-    if judged:
-        table.add_column("quality", justify="right")
     for c in comparison.contenders:
         if c.rounds:
             cells = [figure(c.measurements.get(key)).replace(" (", "\n(") for _, key in columns]
-            quality = [Text(short_quality(comparison, c))] if judged else []
-            table.add_row(Text(visible(c.name)), *map(Text, cells), Text(_speed_against(comparison, c)), *quality)
+            table.add_row(Text(visible(c.name)), *map(Text, cells), Text(_speed_against(comparison, c)))
         else:
             table.add_row(Text(visible(c.name)), *[NOTHING] * len(columns), Text(c.status))
     lines = [Text(_brackets(comparison), style="dim")]
+    for c in comparison.contenders:  # too long for a column
+        if c.fidelity and c.name != comparison.reference:
+            lines.append(Text(visible(f"{c.name}: quality {short_quality(comparison, c).replace(chr(10), ', ')}")))
     for c in comparison.contenders:
         if c.status != "ok":
             where = f" in {c.phase}" if c.phase not in (None, "plan") else ""
