@@ -120,7 +120,7 @@ def test_what_cannot_run_says_why(name: str, word: str, here: Machine, folder: M
 
 def test_quantizing_takes_more_memory_than_running_and_is_done_once(here: Machine, folder: Model) -> None:
     large = shaped(folder, SMOLLM2, 4 * 10**9)
-    assert "about 26 GB of memory to quantize this model, 10 GB are free" in (says("int4@cpu", here, large) or "")
+    assert "about 22 GB of memory to quantize this model, 10 GB are free" in (says("int4@cpu", here, large) or "")
     assert says("fp32@cpu", here, large) is None
     prepared = cache.prepared(large.fingerprint, OnnxRuntimeEngine.recipe(named("int4@cpu"), large) or "")
     prepared.mkdir(parents=True)
@@ -430,7 +430,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 64}),
     "phi3": ("phi3", {"sliding_window": 64}),
     "llama, stretched": ("llama", {"rope_parameters": LINEAR}),
-    "gemma3": ("gemma3_text", {"head_dim": 64, "sliding_window": 64, "num_hidden_layers": 6}),
     "gemma3, stretched": (
         "gemma3_text",
         {
@@ -463,7 +462,7 @@ class TestModels:
 
     def test_every_precision_loses_as_much_as_its_bits_say(self, tmp_path: Path) -> None:
         folder = random_model(tmp_path / "model", "llama", dtype="bfloat16")
-        names = ("fp32@cpu", "int8@cpu+accuracy=1", "int8@cpu", "int4@cpu+mixed", "int4@cpu")
+        names = ("fp32@cpu", "int8@cpu", "int4@cpu+mixed", "int4@cpu")
         found = {name: agreement(folder, f"onnxruntime:{name}", tmp_path / name)[0] for name in names}
         assert found["fp32@cpu"] < 1e-6
         assert found["int8@cpu"] < 0.1 < found["int4@cpu"]

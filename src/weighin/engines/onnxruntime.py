@@ -28,7 +28,7 @@ BITS = {"int4": 4, "int8": 8}
 BLOCK = "32"  # weights that share a scale, where no option says otherwise
 MIXED = "matmul_mixed_precision=last_matmul:int8,mixed_layers:int8"
 MIXED_SHARE = 0.2  # of the layers' weights that `mixed` keeps in 8 bits
-QUANTIZING = {"int4": 6.5, "int8": 7.5}  # bytes of memory per parameter that the builder takes, as measured
+QUANTIZING = {"int4": 5.5, "int8": 6.0}  # bytes of memory per parameter that the builder takes, as measured
 PROMPT_CHUNK = 512  # ids of a prompt at a time: it keeps the logits of all of them
 SCORE_ROWS = 128
 SCORE_BYTES = 64 * 10**6

